@@ -365,7 +365,7 @@ typedef struct ringConfig_t {
      * a CUDA device has twice as many of pinned memory, through which long calls and messages that
      * go through the host go piece by piece.
      */
-    int64_t bufferBytes;
+    int64_t buffSize;
     /**
      * 1: every result equals the serial loop over ranks 0, 1, 2, ... bit for bit
      * (`RINGCOMM_DETERMINISTIC`).
@@ -389,9 +389,9 @@ typedef struct ringConfig_t {
      */
     const char *algorithm;
     /**
-     * A file with the cost model's constants (`RINGCOMM_PROFILE`); NULL: not set.
+     * A file with the cost model's constants (`RINGCOMM_TUNING_FILE`); NULL: not set.
      */
-    const char *profile;
+    const char *tuningFile;
     /**
      * Network interfaces between hosts, in NCCL's syntax (`RINGCOMM_SOCKET_IFNAME`); NULL: not
      * set. In a split or a shrink that means those of `comm`, whatever the environment says, and
@@ -404,9 +404,9 @@ typedef struct ringConfig_t {
      */
     const char *ports;
     /**
-     * Sockets to each peer on another host, 1 to 16 (`RINGCOMM_SOCKETS`).
+     * Sockets to each peer on another host, 1 to 16 (`RINGCOMM_NSOCKS`).
      */
-    int sockets;
+    int nsocks;
     /**
      * Whose memory this rank's calls may name beside the host's: that of the CUDA device with this
      * number, or -1 for nobody's (`RINGCOMM_CUDA=0`). Not set: that of the device which is current
@@ -416,7 +416,7 @@ typedef struct ringConfig_t {
     /**
      * Milliseconds that making a communicator waits for its ranks. Not set: as `timeoutMs`.
      */
-    int64_t meetingMs;
+    int64_t initTimeoutMs;
 } ringConfig_t;
 
 /**
@@ -457,7 +457,7 @@ typedef struct ringExplain_t {
     char transport[RING_NAME_BYTES];
     /**
      * Parallel lanes: those of a hierarchical algorithm, times the sockets to a peer on another
-     * host (`RINGCOMM_SOCKETS`); on devices, the connections that a plan is spread over.
+     * host (`RINGCOMM_NSOCKS`); on devices, the connections that a plan is spread over.
      */
     size_t channels;
     /**

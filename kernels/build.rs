@@ -47,7 +47,7 @@ pub fn build() {
     if fs::read(&fatbin).ok().as_ref() != Some(&content) {
         fs::write(&fatbin, content).expect("OUT_DIR is there to be written");
     }
-    println!("cargo:rustc-env=RINGCOMM_FATBIN={}", fatbin.display());
+    println!("cargo:rustc-env=RINGCOMM_EMBEDDED_FATBIN={}", fatbin.display());
 }
 
 /// Leave the file that says so, older than this build.

@@ -163,13 +163,13 @@ def first_steps(folder, dry, scratch):
     yield Step("first-bits", 12, sys.executable, SCRIPTS / "gpu-kernels.py", *kernels, "float", "bfloat16", "int32",
                needs=kernels, says=[rf"^ok: {name}: [1-9]" for name in ("float", "bfloat16", "int32")])
     one = ["all_reduce", "-g", 1, "-d", "float", "-b", "4K", "-e", "4K", "-n", 2]
-    yield measure("first-fused", 7, *one, "-t", 2, expects={"transport": "cuda fused", "wrong": 0})
+    yield measure("first-fused", 7, *one, "-t", 2, expects={"transport": "gpu/fused", "wrong": 0})
     yield measure("first-cooperative", 7, *one, "-t", 2, "--algo", "ring",
-                  expects={"transport": "cuda cooperative", "algorithm": "ring", "wrong": 0})
+                  expects={"transport": "gpu/cooperative", "algorithm": "ring", "wrong": 0})
     yield pair(folder, dry, scratch, "first-processes", 9, "-b", "4K", "-e", "4K", "-n", 2)
     sizes = ("1K", "4K", 4) if dry else (SMALL[-1], LARGE[0], LARGE[0] // SMALL[-1])
     yield measure("first-timed", 9, "all_reduce", "-g", 1, "-t", 2, "-d", "float", "-b", sizes[0], "-e", sizes[1],
-                  "-f", sizes[2], expects={"transport": "cuda fused", "wrong": 0})
+                  "-f", sizes[2], expects={"transport": "gpu/fused", "wrong": 0})
 
 
 # Of a call with too few bytes for an element of every rank nothing is compared.
@@ -212,7 +212,7 @@ def pair(folder, dry, scratch, name, limit, *words):
     perf, runner, rows = folder / "ring-perf", folder / "ringrun", scratch / f"{name}.json"
     return Step(name, limit, runner, "-n", 2, perf, "all_reduce", "-g", 1, "-d", "float", *words,
                 *deadline(limit, dry), "--json", rows, needs=[perf, runner], rows=rows,
-                present=EVERYWHERE if dry else (), expects={"transport": "cuda fused by ipc", "wrong": 0})
+                present=EVERYWHERE if dry else (), expects={"transport": "gpu/fused by ipc", "wrong": 0})
 
 
 def processes(folder, dry, scratch):
@@ -272,7 +272,7 @@ def sanitized(kernels):
 
 def timing(measure, dry):
     """Calls as they are made: small ones at every power of two, large ones past every cache."""
-    fused = {"expects": {"transport": "cuda fused", "wrong": 0}}
+    fused = {"expects": {"transport": "gpu/fused", "wrong": 0}}
     for ranks in RANKS:
         most, factor, times = (512, 64, 5) if dry else (SMALL[-1], 2, 500)
         yield measure(f"small-{ranks}", 5, "all_reduce", "-g", 1, "-t", ranks, "-b", SMALL[0], "-e", most,
@@ -291,7 +291,7 @@ def together(measure, dry):
     def one(algorithm, ranks, limit, least, most, factor):
         return measure(f"together-{algorithm}-{ranks}", limit, "all_reduce", "-g", 1, "-t", ranks, "-b", least,
                        "-e", most, "-f", factor, "-d", "float", "--algo", algorithm,
-                       expects={"transport": "cuda cooperative", "algorithm": algorithm, "wrong": 0})
+                       expects={"transport": "gpu/cooperative", "algorithm": algorithm, "wrong": 0})
     for algorithm in ["twoshot", "ring"]:
         for ranks in RANKS[:1] if dry else RANKS:
             sizes = ("1K", "4K", 4) if dry else (*LARGE, LARGE[1] // LARGE[0])

@@ -248,7 +248,7 @@ def on_fake_driver(devices, queues, **more):
     # The driver takes any image for its own kernels.
     (place / "image").write_text("an image\n")
     return {"LD_LIBRARY_PATH": str(place), "FAKECUDA_KERNELS": str(place / "kernels.so"),
-            "RINGCOMM_KERNELS": str(place / "image"), "FAKECUDA_DEVICES": str(devices),
+            "RINGCOMM_FATBIN": str(place / "image"), "FAKECUDA_DEVICES": str(devices),
             "FAKECUDA_QUEUES": str(queues), **more}
 
 

@@ -99,7 +99,7 @@ class Driven(unittest.TestCase):
 
     def test_a_path_that_was_not_taken_says_why(self):
         _, said, lines = self.run_of("--only", "processes-large", FAKECUDA_FAIL="cuIpcGetMemHandle:1:1")
-        self.assertIn("transport is cuda pinned", said)
+        self.assertIn("transport is gpu/staged", said)
         self.assertRegex(lines["processes-large"]["output"], "ringcomm: .*(not pass|cannot|refused|does not)")
 
     def test_only_the_steps_that_were_asked_for_are_run(self):

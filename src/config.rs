@@ -19,20 +19,20 @@ pub struct Config {
     pub timeout_ms: u64,
     /// Longest time that making a communicator may wait for its ranks, in milliseconds; `None`
     /// takes `timeout_ms`.
-    pub meeting_ms: Option<u64>,
-    /// Bytes of connection buffers of a rank; `None` takes [`DEFAULT_BUFFER_BYTES`], of which more
+    pub init_timeout_ms: Option<u64>,
+    /// Bytes of connection buffers of a rank; `None` takes [`DEFAULT_BUFF_SIZE`], of which more
     /// than two ranks use half. Less is shared by all its peers; as much and more by those of its
     /// host alone, while those of other hosts have slots of their own, up to 20 MiB of addresses
     /// each, which become memory as they are used.
-    pub buffer_bytes: Option<usize>,
+    pub buff_size: Option<usize>,
     /// Every result equals the serial loop over ranks 0, 1, 2, ... bit for bit.
     pub deterministic: bool,
     /// The algorithm to use, by name, where it exists for the collective; else the cost model's.
     pub algorithm: Option<String>,
     /// Times to poll before the first `sched_yield`; `None` chooses by ranks against cores.
     pub spins: Option<u32>,
-    /// A profile file with the cost model's constants; `None` measures them.
-    pub profile: Option<String>,
+    /// A file with the cost model's constants; `None` measures them.
+    pub tuning_file: Option<String>,
     /// Network interfaces between hosts: `eth,ib` by prefix, `=eth0` by name, `^docker` all but.
     pub interfaces: Option<String>,
     /// Ports to listen on; `None` takes what the kernel gives.
@@ -42,7 +42,7 @@ pub struct Config {
     /// How payloads between hosts are guarded.
     pub protection: Protection,
     /// Sockets to each peer on another host.
-    pub sockets: usize,
+    pub nsocks: usize,
     /// Ranks with the same text count as one host; `None` asks the machine.
     pub host_id: Option<String>,
     /// The host of every rank, by rank, instead of where it is: to try on one machine what runs
@@ -111,7 +111,7 @@ impl Protection {
 }
 
 /// Most sockets to a peer: more than a few only cost memory and polls.
-pub const MOST_SOCKETS: usize = 16;
+pub const MOST_NSOCKS: usize = 16;
 
 impl Default for Config {
     fn default() -> Config {
@@ -119,17 +119,17 @@ impl Default for Config {
             // Five minutes: longer than any honest gap between ranks (a checkpoint, a validation
             // pass, a data loader's start), a sixth of what torch.distributed lets a job sit dead.
             timeout_ms: 300_000,
-            meeting_ms: None,
-            buffer_bytes: None,
+            init_timeout_ms: None,
+            buff_size: None,
             deterministic: false,
             algorithm: None,
             spins: None,
-            profile: None,
+            tuning_file: None,
             interfaces: None,
             ports: None,
             family: None,
             protection: Protection::default(),
-            sockets: 1,
+            nsocks: 1,
             host_id: None,
             hosts: None,
             seat: DeviceChoice::Current,
@@ -141,15 +141,15 @@ impl Default for Config {
 impl Config {
     /// How long the ranks of a new communicator wait for each other.
     pub fn meeting(&self) -> Duration {
-        Duration::from_millis(self.meeting_ms.unwrap_or(self.timeout_ms))
+        Duration::from_millis(self.init_timeout_ms.unwrap_or(self.timeout_ms))
     }
 }
 
 /// 4 MiB, NCCL's own default for its per-connection buffer, here for all peers of a host together.
-pub const DEFAULT_BUFFER_BYTES: usize = 4 << 20;
+pub const DEFAULT_BUFF_SIZE: usize = 4 << 20;
 
-/// The least that [`Config::buffer_bytes`] may be: two slots of a page for each of seven peers.
-pub const LEAST_BUFFER_BYTES: usize = 64 << 10;
+/// The least that [`Config::buff_size`] may be: two slots of a page for each of seven peers.
+pub const LEAST_BUFF_SIZE: usize = 64 << 10;
 
 /// A variable, what it sets, and how its text is read. The texts are the page
 /// `docs/configuration.md` ([`page::markdown`]); errors quote `help`.
@@ -177,7 +177,7 @@ static VARIABLES: [Variable; 14] = [
         more: "The deadline is for a rank that lives and does not call. A host whose kernel \
                answers nothing counts as dead after about seven seconds, whatever the deadline \
                is.\n\n\
-               Making a communicator has the same deadline. The field `meetingMs` sets another \
+               Making a communicator has the same deadline. The field `initTimeoutMs` sets another \
                one for that.",
         field: "timeoutMs",
         set: |config, text| number(text, 1).map(|ms| config.timeout_ms = ms as u64),
@@ -195,9 +195,9 @@ static VARIABLES: [Variable; 14] = [
                A rank on a CUDA device has twice as many bytes of pinned memory, for calls that \
                go through the host. Where hosts have several ranks and some rank is on a CUDA \
                device, the buffers are for all peers.",
-        field: "bufferBytes",
+        field: "buffSize",
         set: |config, text| {
-            number(text, LEAST_BUFFER_BYTES).map(|bytes| config.buffer_bytes = Some(bytes))
+            number(text, LEAST_BUFF_SIZE).map(|bytes| config.buff_size = Some(bytes))
         },
     },
     Variable {
@@ -237,17 +237,17 @@ static VARIABLES: [Variable; 14] = [
         set: |config, text| small(text).map(|spins| config.spins = Some(spins)),
     },
     Variable {
-        name: "RINGCOMM_PROFILE",
+        name: "RINGCOMM_TUNING_FILE",
         help: "file with the cost model's constants, one \"key = value\" a line",
         values: "the path of a file",
         default: "none: the constants are measured",
-        more: "`ring-perf --save-profile FILE` writes such a file. A line holds `key = value`, \
+        more: "`ring-perf --save-tuning FILE` writes such a file. A line holds `key = value`, \
                and `#` begins a comment. The constants of the network are measured where the file \
-               has none. Where it has neither `kernel_us` nor `kernel_us_per_byte`, the kernel \
+               has none. Where it has neither `cma_us` nor `cma_us_per_byte`, the kernel \
                copies nothing between processes.",
-        field: "profile",
+        field: "tuningFile",
         set: |config, text| {
-            config.profile = Some(text.to_string());
+            config.tuning_file = Some(text.to_string());
             Ok(())
         },
     },
@@ -299,18 +299,18 @@ static VARIABLES: [Variable; 14] = [
         },
     },
     Variable {
-        name: "RINGCOMM_SOCKETS",
+        name: "RINGCOMM_NSOCKS",
         help: "sockets to each peer on another host, 1 to 16",
         values: "1 to 16",
         default: "1",
         more: "",
-        field: "sockets",
+        field: "nsocks",
         set: |config, text| match number(text, 1)? {
-            sockets if sockets <= MOST_SOCKETS => {
-                config.sockets = sockets;
+            sockets if sockets <= MOST_NSOCKS => {
+                config.nsocks = sockets;
                 Ok(())
             }
-            _ => Err(format!("must be at most {MOST_SOCKETS}")),
+            _ => Err(format!("must be at most {MOST_NSOCKS}")),
         },
     },
     Variable {
@@ -346,14 +346,24 @@ static VARIABLES: [Variable; 14] = [
     },
     Variable {
         name: "RINGCOMM_DEBUG",
-        help: "1 prints warnings to standard error, 2 every call",
-        values: "0, 1 or 2",
-        default: "0",
-        more: "With 1, `ringCommInitUrl` also says what it found in the environment.",
+        help: "WARN prints warnings to standard error, TRACE every call",
+        values: "NONE, WARN or TRACE; or 0, 1 or 2",
+        default: "NONE",
+        more: "With WARN, `ringCommInitUrl` also says what it found in the environment.",
         field: "debug",
-        set: |config, text| small(text).map(|level| config.debug = level),
+        set: |config, text| level(text).map(|level| config.debug = level),
     },
 ];
+
+/// How much is printed, by NCCL's words or as a number.
+fn level(text: &str) -> std::result::Result<u32, String> {
+    match text.trim() {
+        "NONE" => Ok(0),
+        "WARN" => Ok(1),
+        "TRACE" => Ok(2),
+        other => small(other),
+    }
+}
 
 /// A whole number, with an optional K, M or G (powers of 1024), at least `least`.
 fn number(text: &str, least: usize) -> std::result::Result<usize, String> {

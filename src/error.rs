@@ -247,8 +247,7 @@ fn during(operation: &Option<Operation>) -> String {
 fn advice(mine: &Operation, theirs: &Operation) -> &'static str {
     match mine == theirs {
         true => {
-            " with other blocks; every rank must make the same calls in the same order, and of \
-             each block both ends must give the same count"
+            "; the block counts differ: sender and receiver of a block must give the same count"
         }
         false => "; every rank must make the same calls in the same order",
     }

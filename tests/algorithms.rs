@@ -94,9 +94,10 @@ fn every_algorithm_streams_long_vectors_through_deep_connections() {
     // Slots of 8 KiB: with four, plans run in stages; with sixteen and ranks that share a core, the
     // stages are four slices apart.
     for (slots, nranks) in [4, 16].into_iter().flat_map(|slots| RANKS.map(|ranks| (slots, ranks))) {
-        let buffer_bytes = Some((nranks - 1).max(1) * (128 + slots * (8192 + 64)));
+        let buff_size = Some((nranks - 1).max(1) * (128 + slots * (8192 + 64)));
         let profile = profile(slots);
-        let config = Config { buffer_bytes, profile: Some(profile.clone()), ..config() };
+        let config =
+            Config { buff_size: buff_size, tuning_file: Some(profile.clone()), ..config() };
         let mut cases = Vec::new();
         for collective in Collective::ALL {
             for data_type in [DataType::Int16, DataType::Float32] {
@@ -121,7 +122,7 @@ fn every_algorithm_streams_long_vectors_through_deep_connections() {
     println!("{pairs} pairs of a call and an algorithm");
 }
 
-/// A profile of a machine where all ranks have one core.
+/// A tuning file of a machine where all ranks have one core.
 fn profile(number: usize) -> String {
     let path = std::env::temp_dir().join(format!("one-core-{}-{number}", std::process::id()));
     std::fs::write(&path, Costs { cores: 1, ..Costs::default() }.to_text()).unwrap();

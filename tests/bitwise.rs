@@ -125,7 +125,7 @@ fn threads_and_processes_with_both_kinds_of_memory_give_the_same_bytes() {
             digest(comm, &long_sum(), memory);
             let mapped = mapped_files() > before;
             let (says, in_windows) = (transport(comm), way == "windows");
-            let can_be_direct = says.starts_with("process mapped") && way == "exported";
+            let can_be_direct = says.starts_with("shm/direct") && way == "exported";
             assert_eq!(mapped, in_windows || can_be_direct, "{way}: {says}");
             assert!(way == "exported" || says.ends_with("windows") == in_windows, "{way}: {says}");
             digests(comm, memory)
@@ -135,7 +135,7 @@ fn threads_and_processes_with_both_kinds_of_memory_give_the_same_bytes() {
         children(&config(), 1, "");
     }
     for algorithm in DIRECT.into_iter().chain(STAGED) {
-        let way = if DIRECT.contains(&algorithm) { "thread direct" } else { "thread staged" };
+        let way = if DIRECT.contains(&algorithm) { "threads/direct" } else { "threads/slots" };
         for nranks in [2, 3] {
             let config = forced(algorithm);
             let threads = on_threads(nranks, &config, |comm| {
@@ -146,10 +146,10 @@ fn threads_and_processes_with_both_kinds_of_memory_give_the_same_bytes() {
             let joined = on_joined_threads(nranks, &config, |comm| digests(comm, Memory::Exported));
             compare(&format!("{algorithm} joined"), &joined, &threads);
             // Slots of another size cut the same plan into other slices.
-            let slots = Config { buffer_bytes: Some(nranks * 3000), ..config.clone() };
+            let slots = Config { buff_size: Some(nranks * 3000), ..config.clone() };
             let sliced = on_threads(nranks, &slots, |comm| digests(comm, Memory::Ordinary));
             compare(&format!("{algorithm} in short slices"), &sliced, &threads);
-            let short = |costs: Config| Config { profile: costs.profile, ..slots.clone() };
+            let short = |costs: Config| Config { tuning_file: costs.tuning_file, ..slots.clone() };
             let staged = children(&short(support::staged(nranks)), nranks, "staged");
             compare(&format!("{algorithm} staged"), &staged, &threads);
             if algorithm == Algorithm::TwoShot {
@@ -170,7 +170,7 @@ fn far_peers_get_the_same_bytes() {
             let run = |far| {
                 core_distance::assume_far(far);
                 on_threads(nranks, &forced(algorithm), |comm| {
-                    assert_eq!(transport(comm), "thread staged", "{algorithm}");
+                    assert_eq!(transport(comm), "threads/slots", "{algorithm}");
                     digests(comm, Memory::Ordinary)
                 })
             };
@@ -182,7 +182,8 @@ fn far_peers_get_the_same_bytes() {
 
 #[test]
 fn exported_memory_is_mapped_and_ordinary_memory_goes_through_scratch() {
-    let config = Config { profile: support::windowed(2).profile, ..forced(Algorithm::TwoShot) };
+    let config =
+        Config { tuning_file: support::windowed(2).tuning_file, ..forced(Algorithm::TwoShot) };
     on_processes(2, &config, "", |comm, _| {
         let count = 1 << 18;
         let mut buffers = [Memory::Exported, Memory::Exported, Memory::Ordinary, Memory::Ordinary]
@@ -197,7 +198,7 @@ fn exported_memory_is_mapped_and_ordinary_memory_goes_through_scratch() {
             ..Call::new(Collective::AllReduce, DataType::Float32)
         };
         let explained = comm.explain(&call(a, b)).unwrap();
-        assert_eq!(explained.transport, "process mapped or windows");
+        assert_eq!(explained.transport, "shm/direct or shm/two-shot");
         assert_eq!(explained.mapped.expect("both are told").algorithm, "twoshot");
         let before = mapped_files();
         // SAFETY: all buffers hold `count` elements.

@@ -79,18 +79,18 @@ fn settings(debug: c_int) -> ringConfig_t {
         magic: RING_MAGIC,
         version: RING_VERSION_CODE as u32,
         timeoutMs: 60_000,
-        bufferBytes: i64::from(RING_CONFIG_UNDEF_INT),
+        buffSize: i64::from(RING_CONFIG_UNDEF_INT),
         deterministic: RING_CONFIG_UNDEF_INT,
         spins: RING_CONFIG_UNDEF_INT,
         debug,
         protection: RING_CONFIG_UNDEF_INT,
         algorithm: null(),
-        profile: null(),
+        tuningFile: null(),
         interfaces: null(),
         ports: null(),
-        sockets: RING_CONFIG_UNDEF_INT,
+        nsocks: RING_CONFIG_UNDEF_INT,
         device: RING_CONFIG_UNDEF_INT,
-        meetingMs: i64::from(RING_CONFIG_UNDEF_INT),
+        initTimeoutMs: i64::from(RING_CONFIG_UNDEF_INT),
     }
 }
 

@@ -23,7 +23,7 @@ const SLOT: usize = 1024;
 
 /// What goes through slots at all goes through short ones.
 fn short_slots(nranks: usize) -> Config {
-    Config { profile: by_kernel(nranks).profile, ..small_slots(nranks, SLOT) }
+    Config { tuning_file: by_kernel(nranks).tuning_file, ..small_slots(nranks, SLOT) }
 }
 
 /// How an all-gather of so many floats of each rank runs.
@@ -254,7 +254,7 @@ fn where_one_rank_may_not_read_all_go_through_slots() {
                 forbid_reading();
             }
             let comm = seat.join();
-            assert_eq!(transport(&comm), "process mapped or staged");
+            assert_eq!(transport(&comm), "shm/direct or shm/slots");
             for case in long_cases(3) {
                 Prepared::of(case, seat.rank).run(&comm);
             }

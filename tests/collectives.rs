@@ -94,7 +94,7 @@ fn long_vectors_between_threads_go_straight_from_buffer_to_buffer() {
         let direct = on_threads(nranks, &calm(nranks), |comm| {
             let is_direct = |case: &&Prepared| {
                 case.run(comm);
-                case.explain(comm).transport.starts_with("thread direct")
+                case.explain(comm).transport.starts_with("threads/direct")
             };
             prepared.iter().filter(is_direct).count()
         });
@@ -137,12 +137,12 @@ fn every_long_collective_goes_straight_from_buffer_to_buffer() {
             let name = format!("{name}, {nranks} ranks: {explanation:?}");
             if name.starts_with("AllToAll") {
                 // What it is in place, and what it is else.
-                assert_eq!(explanation.transport, "thread direct or staged", "{name}");
+                assert_eq!(explanation.transport, "threads/direct or threads/slots", "{name}");
                 assert!(explanation.mapped.is_some_and(|mapped| !mapped.in_place), "{name}");
                 assert!(explanation.slices > 1 && explanation.slice_bytes < LONG, "{name}");
                 continue;
             }
-            assert_eq!(explanation.transport, "thread direct", "{name}");
+            assert_eq!(explanation.transport, "threads/direct", "{name}");
             assert!(explanation.mapped.is_none(), "{name}");
             // One pass over chunks of the whole vector, or of a rank's block of that length.
             let (slices, bytes) = (explanation.slices, explanation.slice_bytes);
@@ -222,8 +222,8 @@ fn processes_compute_what_threads_compute() {
 #[test]
 fn processes_compute_the_same_in_memory_that_they_map() {
     for nranks in [2, 3, 4] {
-        let slots = small_slots(nranks, SLOT).buffer_bytes;
-        on_processes(nranks, &Config { buffer_bytes: slots, ..calm(nranks) }, "", |comm, _| {
+        let slots = small_slots(nranks, SLOT).buff_size;
+        on_processes(nranks, &Config { buff_size: slots, ..calm(nranks) }, "", |comm, _| {
             let mut mapped = Vec::new();
             let nranks = comm.nranks();
             for case in sample(nranks, 71).into_iter().chain(long_cases(nranks)) {
@@ -393,7 +393,7 @@ fn one_rank_alone_maps_no_buffers_and_gets_its_own_data() {
         let work = |comm: &Communicator| {
             sample(1, 51).into_iter().for_each(|case| Prepared::new(case).run(comm));
         };
-        let config = Config { buffer_bytes: Some(256 << 20), ..config() };
+        let config = Config { buff_size: Some(256 << 20), ..config() };
         let alone = |_| {
             let id = UniqueId::generate().unwrap();
             Communicator::init_rank(1, &id, 0, &config).unwrap()

@@ -105,7 +105,7 @@ fn assert_hold(ranks: &Ranks, what: &str, wanted: &[Held]) {
 fn threads_do_not_grow_with_the_hosts_and_connections_as_their_logarithm() {
     for nranks in HOSTS {
         let hosts: Vec<usize> = (0..nranks).collect();
-        let config = Config { sockets: SOCKETS, ..config() };
+        let config = Config { nsocks: SOCKETS, ..config() };
         let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
             .join(format!("connections-{}-{nranks}", std::process::id()));
         let path = file.to_str().expect("a path in UTF-8");

@@ -319,9 +319,9 @@ fn a_deadline_while_the_communicator_is_made_says_so() {
     let name = CString::new(path.as_os_str().as_bytes()).unwrap();
     // SAFETY: a path that ends with a zero.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
-    let waits = Config { profile: path.to_str().map(String::from), ..config() };
+    let waits = Config { tuning_file: path.to_str().map(String::from), ..config() };
     let text = std::thread::scope(|scope| {
-        // Rank 0 reads a profile before it meets rank 1 and, as that says nothing, once more.
+        // Rank 0 reads a tuning file before it meets rank 1 and, as that says nothing, once more.
         let zero = scope.spawn(|| Communicator::init_rank(2, &id, 0, &waits).err());
         std::fs::write(&path, "nothing").unwrap();
         let late = Config { timeout_ms: 3000, ..config() };

@@ -56,7 +56,7 @@ fn short_slots_several_sockets_and_every_protection_change_nothing() {
     for (seed, protection) in protections.into_iter().enumerate() {
         let hosts = [0, 1, 1, 2];
         let config =
-            Config { protection, sockets: 1 + seed, ..patient(small_slots(hosts.len(), SLOT)) };
+            Config { protection, nsocks: 1 + seed, ..patient(small_slots(hosts.len(), SLOT)) };
         run_samples(&hosts, &config, 10 + seed as u64);
     }
 }
@@ -212,7 +212,7 @@ fn settings_that_differ_between_hosts_are_named() {
         let join = |rank: usize| {
             let (id, mut config) = (&id, config.clone());
             config.host_id = Some(rank.to_string());
-            config.sockets = 1 + rank;
+            config.nsocks = 1 + rank;
             scope.spawn(move || Communicator::init_rank(2, id, rank, &config))
         };
         let ranks: Vec<_> = (0..2).map(join).collect();
@@ -225,7 +225,7 @@ fn settings_that_differ_between_hosts_are_named() {
             .collect()
     });
     for text in &texts {
-        assert!(text.contains("RINGCOMM_SOCKETS"), "{texts:?}");
+        assert!(text.contains("RINGCOMM_NSOCKS"), "{texts:?}");
     }
 }
 
@@ -332,10 +332,10 @@ fn what_could_go_whole_is_cut_where_that_is_better_or_asked_for() {
     assert_eq!(cut(&[0, 1], &wired(1, FAST)), 9, "the ranks take turns on a core");
     let protection = Protection::Encrypted;
     assert_eq!(cut(&[0, 1], &Config { protection, ..wired(2, FAST) }), 5);
-    let sockets = 2;
-    assert_eq!(cut(&[0, 1], &Config { sockets, ..wired(2, FAST) }), 3, "each socket takes some");
-    let buffer_bytes = Some(1 << 20);
-    assert_eq!(cut(&[0, 1], &Config { buffer_bytes, ..wired(2, FAST) }), 17, "of 32 KiB");
+    let nsocks = 2;
+    assert_eq!(cut(&[0, 1], &Config { nsocks, ..wired(2, FAST) }), 3, "each socket takes some");
+    let buff_size = Some(1 << 20);
+    assert_eq!(cut(&[0, 1], &Config { buff_size, ..wired(2, FAST) }), 17, "of 32 KiB");
     // Two ranks of a host have slots of 128 KiB, however many others there are.
     assert_eq!(cut(&[0, 0, 1], &wired(3, FAST)), 3);
     assert_eq!(cut(&[0, 0, 1, 2, 3, 4, 5, 6], &wired(8, FAST)), 2);

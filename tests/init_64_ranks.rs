@@ -46,7 +46,7 @@ fn time_to_join(mut ranks: Ranks) -> Timed {
 fn sixty_four_processes_become_a_communicator() {
     for hosts in [1, 8, RANKS] {
         let places: Vec<usize> = (0..RANKS).map(|rank| rank * hosts / RANKS).collect();
-        let config = Config { buffer_bytes: Some(8 << 20), ..config() };
+        let config = Config { buff_size: Some(8 << 20), ..config() };
         let ranks = Ranks::start_on_hosts(&places, &config, "", |seat, _| {
             say("here");
             let comm = seat.join();

@@ -51,14 +51,14 @@ fn say_who_has_no_memory(mut ranks: Ranks, hosts: [usize; 4]) {
 
 #[test]
 fn a_rank_that_cannot_map_the_others_memory_tells_them() {
-    let config = Config { buffer_bytes: Some(64 << 20), ..config() };
+    let config = Config { buff_size: Some(64 << 20), ..config() };
     let join = |seat: &Seat, _: &str| join_with_little_memory(seat, &[1]);
     say_who_has_no_memory(Ranks::start_apart(4, &config, "", join), [0; 4]);
 }
 
 #[test]
 fn a_rank_that_cannot_map_the_others_memory_tells_those_of_other_hosts() {
-    let config = Config { buffer_bytes: Some(64 << 20), ..config() };
+    let config = Config { buff_size: Some(64 << 20), ..config() };
     for hosts in [[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 1, 2]] {
         let join = |seat: &Seat, _: &str| join_with_little_memory(seat, &[1]);
         say_who_has_no_memory(Ranks::start_on_hosts(&hosts, &config, "", join), hosts);
@@ -67,7 +67,7 @@ fn a_rank_that_cannot_map_the_others_memory_tells_those_of_other_hosts() {
 
 #[test]
 fn a_host_whose_ranks_all_cannot_map_each_others_memory_is_not_waited_for() {
-    let config = Config { buffer_bytes: Some(64 << 20), ..config() };
+    let config = Config { buff_size: Some(64 << 20), ..config() };
     let mut ranks = Ranks::start_on_hosts(&[0, 0, 1, 1], &config, "", |seat, _| {
         join_with_little_memory(seat, &[0, 1])
     });

@@ -47,7 +47,7 @@ const HOSTS: [&[usize]; 12] = [
 /// A rank of the killing test, until something fails; what `destroy` does may well succeed.
 fn live(seat: &Seat, phase: &str, random: &mut Random) -> Result<()> {
     let comm = Communicator::init_rank(seat.nranks, &seat.id, seat.rank, &seat.config)?;
-    let is_long = seat.config.buffer_bytes.is_none();
+    let is_long = seat.config.buff_size.is_none();
     let mut scratch = if is_long { Scratch::long(seat.nranks) } else { Scratch::new(seat.nranks) };
     if phase == "calls" {
         return Err(until_one_fails(&comm, &mut scratch, random));

@@ -257,15 +257,15 @@ fn every_run_through_the_proxy_is_exact_or_ends_in_an_error_with_a_name() {
         let mut profile = None;
         if runs % 8 == 3 {
             (nranks, protection, sockets) = (2, Protection::Checksum, 1);
-            profile = wired(2, 1.0 / 5_000.0).profile;
+            profile = wired(2, 1.0 / 5_000.0).tuning_file;
         }
         let config = Config {
             timeout_ms: TIMEOUT_MS,
             interfaces: Some("lo".into()),
             spins: Some(4),
-            sockets,
+            nsocks: sockets,
             protection,
-            profile,
+            tuning_file: profile,
             ..config()
         };
         let begun = Instant::now();
@@ -334,7 +334,7 @@ fn what_goes_between_hosts_is_seen_on_the_way_unless_it_is_encrypted() {
     TROUBLE.lock().expect("no relay panics").0 = Trouble::None;
     for protection in [Protection::Clear, Protection::Checksum, Protection::Encrypted] {
         *TAPE.lock().expect("no relay panics") = Some(Vec::new());
-        let config = Config { sockets: 2, protection, ..config() };
+        let config = Config { nsocks: 2, protection, ..config() };
         let sent = on_hosts(&[0, 1], &config, |comm| {
             // One that is made of another protects no less.
             let child = comm.split(0, 0, None).expect("a split").expect("a member");

@@ -235,7 +235,7 @@ fn the_naive_endpoint_passes_the_same_checks() {
 fn a_profile_is_written_read_back_and_leads_to_the_same_choices() {
     let folder = Folder::new("profile");
     let path = folder.file("machine.profile");
-    let (shown, _) = expect(0, &format!("--save-profile {path}"));
+    let (shown, _) = expect(0, &format!("--save-tuning {path}"));
     let text = std::fs::read_to_string(&path).unwrap();
     assert_eq!(shown, text, "what is written is shown");
     // What the rows say of how each call runs, without its times.
@@ -246,9 +246,9 @@ fn a_profile_is_written_read_back_and_leads_to_the_same_choices() {
     };
     for mode in ["--procs 2", "--procs 3", "-t 3"] {
         // A rank that chose otherwise would end the run: calls that differ are refused.
-        let first = choices(&format!("{mode} --profile {path}"));
+        let first = choices(&format!("{mode} --tuning {path}"));
         assert_eq!(first.len(), 6, "{first:?}");
-        assert_eq!(first, choices(&format!("{mode} --profile {path}")), "{mode}");
+        assert_eq!(first, choices(&format!("{mode} --tuning {path}")), "{mode}");
     }
 
     // The choice follows the file: where messages are dear, fewer of them, where bytes are, those.
@@ -259,7 +259,7 @@ fn a_profile_is_written_read_back_and_leads_to_the_same_choices() {
         });
         let other = folder.file("other.profile");
         std::fs::write(&other, changed.collect::<String>()).unwrap();
-        choices(&format!("--procs 4 --profile {other}"))
+        choices(&format!("--procs 4 --tuning {other}"))
     };
     let (messages, bytes) =
         (["alpha_us", "message_us"], ["copy_us_per_byte", "reduce_us_per_byte"]);
@@ -273,17 +273,17 @@ fn a_damaged_profile_is_refused_with_its_line_and_reason() {
     for (text, wanted) in [
         ("alpha_us = 1\nmessage_us = soon\n", "line 2: message_us = \"soon\" is not a number"),
         ("# a comment\nalpha = 1\n", "line 2: unknown key \"alpha\""),
-        ("alpha_us = 1\n", "line 1: the profile ends without message_us"),
+        ("alpha_us = 1\n", "line 1: the tuning file ends without message_us"),
     ] {
         std::fs::write(&path, text).unwrap();
         for mode in ["-t 2", "--procs 2"] {
-            let (_, error) = expect(2, &format!("{mode} --profile {path} {SMALL}"));
+            let (_, error) = expect(2, &format!("{mode} --tuning {path} {SMALL}"));
             assert!(error.contains(&path) && error.contains(wanted), "{error}");
         }
     }
-    expect(2, &format!("-t 2 --profile /nowhere/machine.profile {SMALL}"));
-    expect(2, &format!("--profile {path} --save-profile {path}"));
-    expect(2, "--save-profile /nowhere/machine.profile");
+    expect(2, &format!("-t 2 --tuning /nowhere/machine.profile {SMALL}"));
+    expect(2, &format!("--tuning {path} --save-tuning {path}"));
+    expect(2, "--save-tuning /nowhere/machine.profile");
 }
 
 /// Between processes what runs depends on the memory: the explanation tells what has run, and what
@@ -299,15 +299,15 @@ fn an_explanation_names_what_runs_in_registered_memory_too() {
     std::fs::write(&profile, text).unwrap();
     let explained = |more: &str| {
         let run = "--procs 2 --explain -b 8M -e 8M --placement out";
-        let (table, _) = expect(0, &format!("{run} --profile {profile} {SMALL} {more}"));
+        let (table, _) = expect(0, &format!("{run} --tuning {profile} {SMALL} {more}"));
         table.lines().find(|line| line.contains(" over ")).unwrap().to_string()
     };
     let ordinary = explained("");
-    assert!(ordinary.contains(" over process windows, "), "{ordinary}");
+    assert!(ordinary.contains(" over shm/two-shot, "), "{ordinary}");
     let (_, other) = ordinary.split_once("; registered: ").expect(&ordinary);
-    let (algorithm, _) = other.split_once(" over process mapped, predicted ").expect(&ordinary);
+    let (algorithm, _) = other.split_once(" over shm/direct, predicted ").expect(&ordinary);
     let registered = explained("--register");
-    assert!(registered.contains(&format!(" {algorithm} over process mapped, ")), "{registered}");
+    assert!(registered.contains(&format!(" {algorithm} over shm/direct, ")), "{registered}");
     assert!(!registered.contains("registered: "), "{registered}");
 }
 
@@ -315,7 +315,7 @@ fn an_explanation_names_what_runs_in_registered_memory_too() {
 fn an_option_that_is_refused_late_leaves_no_empty_report() {
     let folder = Folder::new("refused");
     let (json, csv) = (folder.file("new.json"), folder.file("new.csv"));
-    expect(2, &format!("-t 2 --json {json} --csv {csv} --profile /nowhere/profile"));
+    expect(2, &format!("-t 2 --json {json} --csv {csv} --tuning /nowhere/profile"));
     assert!(!Path::new(&json).exists() && !Path::new(&csv).exists());
 }
 

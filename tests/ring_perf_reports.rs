@@ -199,7 +199,7 @@ fn a_step_is_predicted_as_the_sum_of_its_buckets() {
     std::fs::write(&profile, text).unwrap();
     std::fs::write(&trace, "small 2 float\nlarge 500000 float\nlast 1000 float\n").unwrap();
     for mode in ["-t 2", "--procs 2", "--procs 2 --register"] {
-        let run = format!("{mode} --profile {profile} --explain --json {json} {SMALL}");
+        let run = format!("{mode} --tuning {profile} --explain --json {json} {SMALL}");
         let reported = |more: &str| {
             let (table, _) = expect(0, &format!("{run} {more}"));
             (table, std::fs::read_to_string(&json).unwrap())

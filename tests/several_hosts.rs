@@ -27,12 +27,12 @@ const TOPOLOGIES: [&[usize]; 6] = [
 
 /// A configuration with these hosts, whose choices do not depend on how busy the machine is.
 fn spread(hosts: &[usize], config: Config) -> Config {
-    Config { hosts: Some(hosts.to_vec()), profile: calm(hosts.len()).profile, ..config }
+    Config { hosts: Some(hosts.to_vec()), tuning_file: calm(hosts.len()).tuning_file, ..config }
 }
 
 /// Four slots of 8 KiB: deep enough for plans to run in stages.
 fn deep(nranks: usize) -> Config {
-    Config { buffer_bytes: Some((nranks - 1) * (128 + 4 * (8192 + 64))), ..support::config() }
+    Config { buff_size: Some((nranks - 1) * (128 + 4 * (8192 + 64))), ..support::config() }
 }
 
 /// Every collective, type and operation with data that shows the order of a reduction, which is
@@ -211,7 +211,7 @@ fn processes_agree_with_the_host_order_too() {
 fn sockets_carry_the_same_bits() {
     for hosts in TOPOLOGIES {
         let config = spread(hosts, small_slots(hosts.len(), SLOT));
-        let config = Config { hosts: None, spins: Some(4), sockets: 2, ..config };
+        let config = Config { hosts: None, spins: Some(4), nsocks: 2, ..config };
         let cases = cases(hosts, hosts).into_iter().step_by(5);
         let prepared: Vec<Prepared> = cases.map(Prepared::new).collect();
         let topology = Topology::new(hosts);

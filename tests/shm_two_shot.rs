@@ -22,7 +22,7 @@ const SLOT: usize = 1024;
 
 /// Windows of as much as two slots for each peer.
 fn short_windows(nranks: usize) -> Config {
-    Config { profile: windowed(nranks).profile, ..small_slots(nranks, SLOT) }
+    Config { tuning_file: windowed(nranks).tuning_file, ..small_slots(nranks, SLOT) }
 }
 
 fn window_bytes(nranks: usize) -> usize {
@@ -95,7 +95,7 @@ fn an_explanation_counts_windows_and_what_they_hold() {
         let count = (1 << 18) + 1;
         let Explanation { algorithm, transport, chunks, slices, slice_bytes, .. } =
             explained(comm, count);
-        assert_eq!((algorithm, transport), ("twoshot", "process mapped or windows"));
+        assert_eq!((algorithm, transport), ("twoshot", "shm/direct or shm/two-shot"));
         assert_eq!((chunks, slices), (3, 3));
         assert_eq!(slice_bytes, (1usize << 17).div_ceil(3) * 4);
         String::new()
@@ -111,7 +111,7 @@ fn settings_decide_whether_there_are_windows() {
         (Config { deterministic: true, ..short_windows(3) }, "windows"),
         (Config { deterministic: true, algorithm: ring(), ..short_windows(3) }, "windows"),
         (Config { algorithm: ring(), ..short_windows(3) }, "staged"),
-        (Config { profile: support::staged(3).profile, ..short_windows(3) }, "staged"),
+        (Config { tuning_file: support::staged(3).tuning_file, ..short_windows(3) }, "staged"),
         // One host that is said to be several.
         (Config { hosts: Some(vec![0, 0, 1]), ..short_windows(3) }, "staged"),
     ];
@@ -137,7 +137,8 @@ fn settings_decide_whether_there_are_windows() {
 #[test]
 fn ranks_on_several_hosts_share_no_scratch() {
     for hosts in [&[0, 1][..], &[0, 0, 1]] {
-        let config = Config { profile: windowed(hosts.len()).profile, ..small_slots(3, SLOT) };
+        let config =
+            Config { tuning_file: windowed(hosts.len()).tuning_file, ..small_slots(3, SLOT) };
         let mut ranks = Ranks::start_on_hosts(hosts, &config, "", |seat, _| {
             let comm = seat.join();
             let transport = explained(&comm, ROOM).transport;
@@ -299,7 +300,7 @@ fn ranks_that_disagree_in_windows_all_fail_and_name_both_calls() {
                         argument.split(' ').map(|number| number.parse().unwrap()).collect();
                     let transport = explained(comm, numbers[1]).transport;
                     assert!(transport.ends_with("windows"), "{transport}");
-                    assert_eq!(numbers[1] == ROOM, transport != "process windows");
+                    assert_eq!(numbers[1] == ROOM, transport != "shm/two-shot");
                     for calls_before in [0, 2] {
                         let comm = comm.split(0, 0, None).unwrap().unwrap();
                         disagree(&comm, numbers[0], calls_before, numbers[1]);

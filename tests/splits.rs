@@ -82,7 +82,7 @@ fn equal_keys_keep_the_old_order_and_a_negative_color_stays_out() {
 #[test]
 fn a_split_can_have_settings_of_its_own() {
     on_threads(4, &config(), |comm| {
-        let own = Config { deterministic: true, buffer_bytes: Some(1 << 20), ..config() };
+        let own = Config { deterministic: true, buff_size: Some(1 << 20), ..config() };
         let child = comm.split(0, 0, Some(&own)).unwrap().unwrap();
         assert!(child.config().deterministic && !comm.config().deterministic);
         assert_eq!(gather(&child, 3), [3; 4]);
@@ -137,7 +137,7 @@ fn ranks_whose_settings_differ_are_named_as_the_parent_counts_them() {
 #[test]
 fn many_splits_of_one_communicator_live_side_by_side() {
     on_threads(4, &config(), |comm| {
-        let small = Config { buffer_bytes: Some(64 << 10), ..config() };
+        let small = Config { buff_size: Some(64 << 10), ..config() };
         let children: Vec<Communicator> = (0..10)
             .map(|turn| {
                 let color = (comm.rank() + turn) as i32 % 2;
@@ -280,7 +280,7 @@ fn written_where_read(path: &Path) -> bool {
     pipe.and_then(|mut pipe| pipe.write_all(b"nothing")).is_ok()
 }
 
-/// A profile whose reader waits until somebody writes it.
+/// A tuning file whose reader waits until somebody writes it.
 fn pipe(of: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("profile-{}-{of}-pipe", std::process::id()));
     let name = CString::new(path.as_os_str().as_bytes()).unwrap();
@@ -289,8 +289,8 @@ fn pipe(of: &str) -> PathBuf {
     path
 }
 
-/// A profile that rank 0 waits for in the middle of making a communicator, until `end` was called
-/// with both ranks and rank 1 has returned; rank 1's error.
+/// A tuning file that rank 0 waits for in the middle of making a communicator, until `end` was
+/// called with both ranks and rank 1 has returned; rank 1's error.
 fn ended_in_the_end(
     nranks: usize,
     divide: impl Fn(&Communicator, &Config) -> Result<(), Error> + Sync,
@@ -298,7 +298,7 @@ fn ended_in_the_end(
 ) -> Error {
     let both = Communicator::init_all(nranks, &config()).unwrap();
     let path = pipe("ended");
-    let waits = Config { profile: path.to_str().map(String::from), ..config() };
+    let waits = Config { tuning_file: path.to_str().map(String::from), ..config() };
     std::thread::scope(|scope| {
         let (divide, both, waits) = (&divide, &both, &waits);
         let zero = scope.spawn(move || divide(&both[0], waits));
@@ -346,7 +346,7 @@ fn who_is_waited_for_while_a_split_is_made_has_one_number() {
     let all = Communicator::init_all(3, &config()).unwrap();
     let path = pipe("late");
     // Rank 2 is the first of the new communicator: it stops in the middle. Rank 0 is the last.
-    let waits = Config { profile: path.to_str().map(String::from), ..config() };
+    let waits = Config { tuning_file: path.to_str().map(String::from), ..config() };
     let impatient = Config { timeout_ms: 3000, ..config() };
     std::thread::scope(|scope| {
         let configs = [&impatient, &config(), &waits];

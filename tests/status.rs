@@ -458,7 +458,7 @@ fn ranks_of_one_machine_that_name_their_hosts_are_on_several() {
         all_reduce(&comm, 1000);
         let mut scratch = Scratch::new(comm.nranks());
         let explained = comm.explain(&scratch.call(Collective::AllReduce, 1000)).unwrap();
-        return assert_eq!(explained.transport, "tcp");
+        return assert_eq!(explained.transport, "net/tcp");
     }
     let folder = Folder::new("named");
     let mut job = folder.job(&["-np", "2"], name);
@@ -475,7 +475,7 @@ fn two_communicators_in_a_row_meet_on_several_hosts() {
         let mut scratch = Scratch::new(second.nranks());
         let explained = second.explain(&scratch.call(Collective::AllReduce, 1000)).unwrap();
         // Rank 2 is the only one of its host.
-        let wanted = if second.rank() == 2 { "tcp" } else { "shared memory and tcp" };
+        let wanted = if second.rank() == 2 { "net/tcp" } else { "shm and net/tcp" };
         assert_eq!(explained.transport, wanted, "rank {}", second.rank());
         return;
     }

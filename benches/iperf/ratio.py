@@ -56,7 +56,7 @@ def bare(floor, size):
 
 
 def ringcomm(program, call, size, streams, seconds):
-    environment = {"RINGCOMM_SOCKETS": str(streams), "RINGCOMM_PROTECTION": "clear"}
+    environment = {"RINGCOMM_NSOCKS": str(streams), "RINGCOMM_PROTECTION": "clear"}
     with tempfile.TemporaryDirectory() as folder:
         report = f"{folder}/rows.json"
         line = [program, call, "--tcp", "-b", size, "-e", size, "-c", "0", "--probe", "0"]

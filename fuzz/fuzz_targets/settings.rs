@@ -37,8 +37,8 @@ fuzz_target!(|data: &[u8]| {
     let number = |name: &str| value(name).filter(|text| !text.is_empty()).map(|t| spelled(&t));
     let means = |name: &str, value: u64| number(name).is_none_or(|n| n == u128::from(value));
     assert!(means("RINGCOMM_TIMEOUT_MS", config.timeout_ms) && config.timeout_ms > 0);
-    assert!(means("RINGCOMM_BUFFSIZE", config.buffer_bytes.unwrap_or(0) as u64));
-    assert!(config.buffer_bytes.is_none_or(|bytes| bytes >= LEAST_BUFFER_BYTES));
+    assert!(means("RINGCOMM_BUFFSIZE", config.buff_size.unwrap_or(0) as u64));
+    assert!(config.buff_size.is_none_or(|bytes| bytes >= LEAST_BUFFER_BYTES));
     assert!(means("RINGCOMM_SPINS", config.spins.unwrap_or(0).into()));
     assert!(means("RINGCOMM_DEBUG", config.debug.into()));
     assert_eq!(number("RINGCOMM_DETERMINISTIC").unwrap_or(0) != 0, config.deterministic);

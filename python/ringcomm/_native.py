@@ -165,18 +165,18 @@ class Config(ctypes.Structure):
         ("magic", ctypes.c_uint32),
         ("version", ctypes.c_uint32),
         ("timeoutMs", ctypes.c_int64),
-        ("bufferBytes", ctypes.c_int64),
+        ("buffSize", ctypes.c_int64),
         ("deterministic", ctypes.c_int),
         ("spins", ctypes.c_int),
         ("debug", ctypes.c_int),
         ("protection", ctypes.c_int),
         ("algorithm", ctypes.c_char_p),
-        ("profile", ctypes.c_char_p),
+        ("tuningFile", ctypes.c_char_p),
         ("interfaces", ctypes.c_char_p),
         ("ports", ctypes.c_char_p),
-        ("sockets", ctypes.c_int),
+        ("nsocks", ctypes.c_int),
         ("device", ctypes.c_int),
-        ("meetingMs", ctypes.c_int64),
+        ("initTimeoutMs", ctypes.c_int64),
     ]
 
 

@@ -21,7 +21,7 @@ class Config:
     #: Milliseconds that one operation waits for its peers before it fails.
     timeout_ms: Optional[int] = None
     #: Bytes of connection buffers of one rank, over all its peers.
-    buffer_bytes: Optional[int] = None
+    buff_size: Optional[int] = None
     #: Every result equals the serial loop over ranks 0, 1, 2, ... bit for bit.
     deterministic: Optional[bool] = None
     #: Polls before a waiting rank first yields its core.
@@ -33,20 +33,20 @@ class Config:
     #: The algorithm to use where it exists for the collective.
     algorithm: Optional[str] = None
     #: A file with the cost model's constants.
-    profile: Optional[str] = None
+    tuning_file: Optional[str] = None
     #: Network interfaces between hosts, in NCCL's syntax. In a split or a shrink, None: the parent's;
     #: between hosts no others are possible.
     interfaces: Optional[str] = None
     #: Ports to listen on, as `20000-20100`.
     ports: Optional[str] = None
     #: Sockets to each peer on another host, 1 to 16.
-    sockets: Optional[int] = None
+    nsocks: Optional[int] = None
     #: Whose memory calls of this rank may use beside the host's: that of the CUDA device with this
     #: number, or -1 for nobody's. None: that of the device which is current in the thread that
     #: makes the communicator, if the program uses CUDA.
     device: Optional[int] = None
     #: Milliseconds that making the communicator waits for its ranks. None: as `timeout_ms`.
-    meeting_ms: Optional[int] = None
+    init_timeout_ms: Optional[int] = None
 
     def native(self) -> Any:
         """The library's structure."""
@@ -61,18 +61,18 @@ class Config:
 
 _FIELDS = {
     "timeout_ms": "timeoutMs",
-    "buffer_bytes": "bufferBytes",
+    "buff_size": "buffSize",
     "deterministic": "deterministic",
     "spins": "spins",
     "debug": "debug",
     "protection": "protection",
     "algorithm": "algorithm",
-    "profile": "profile",
+    "tuning_file": "tuningFile",
     "interfaces": "interfaces",
     "ports": "ports",
-    "sockets": "sockets",
+    "nsocks": "nsocks",
     "device": "device",
-    "meeting_ms": "meetingMs",
+    "init_timeout_ms": "initTimeoutMs",
 }
 
 

@@ -89,7 +89,7 @@ pub struct Communicator {
 #[derive(Clone, Debug)]
 pub struct Explanation {
     pub algorithm: &'static str,
-    /// How data moves: "thread direct", "process windows", "process mapped or staged", ... Where
+    /// How data moves: "threads/direct", "shm/two-shot", "shm/direct or shm/slots", ... Where
     /// there is an "or", the numbers are of what it ends with.
     pub transport: &'static str,
     /// Parallel lanes: of the plan, times the sockets to a peer on another host.
@@ -382,11 +382,11 @@ impl Communicator {
 
     /// Lanes that a call of the host runs in: those of its plan, each with all sockets to a peer.
     fn lanes(&self, basis: &PlanContext, ready: &BoundCall) -> usize {
-        let sockets = if basis.one_machine { 1 } else { self.config.sockets };
+        let sockets = if basis.one_machine { 1 } else { self.config.nsocks };
         algorithm::lanes(&basis.topology, ready.algorithm) * sockets
     }
 
-    /// The constants that its ranks agreed on, as measured at init or read from a profile.
+    /// The constants that its ranks agreed on, as measured at init or read from a tuning file.
     pub fn costs(&self) -> Costs {
         self.basis().costs.clone()
     }

@@ -82,7 +82,7 @@ pub(super) static RENDEZVOUS: [Variable; 9] = [
 
 /// Variables for those who build or test the kernels.
 pub(super) static KERNELS: [Variable; 1] = [apart(
-    "RINGCOMM_KERNELS",
+    "RINGCOMM_FATBIN",
     "file with CUDA kernels to use instead of those built in",
     "the path of a file",
     "the kernels of the library",

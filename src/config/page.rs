@@ -68,7 +68,7 @@ Begin with `RING_CONFIG_INITIALIZER`, in which nothing is set.
 ";
 
 /// The field that no variable sets.
-const MEETING: &str = "meetingMs";
+const MEETING: &str = "initTimeoutMs";
 
 /// A file that a text names becomes a link from the page to it.
 fn linked(text: &str) -> String {

@@ -11,7 +11,7 @@ fn variables_override_defaults() {
         _ => None,
     })
     .unwrap();
-    assert_eq!((config.timeout_ms, config.buffer_bytes), (250, Some(2 << 20)));
+    assert_eq!((config.timeout_ms, config.buff_size), (250, Some(2 << 20)));
     assert!(config.deterministic);
 }
 

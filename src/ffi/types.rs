@@ -214,7 +214,7 @@ pub struct ringConfig_t {
     /// then has up to 20 MiB of addresses besides, which become memory as they are used. A rank on
     /// a CUDA device has twice as many of pinned memory, through which long calls and messages that
     /// go through the host go piece by piece.
-    pub bufferBytes: i64,
+    pub buffSize: i64,
     /// 1: every result equals the serial loop over ranks 0, 1, 2, ... bit for bit
     /// (`RINGCOMM_DETERMINISTIC`).
     pub deterministic: c_int,
@@ -227,8 +227,8 @@ pub struct ringConfig_t {
     pub protection: c_int,
     /// The algorithm to use where it exists for the collective (`RINGCOMM_ALGO`); NULL: not set.
     pub algorithm: *const c_char,
-    /// A file with the cost model's constants (`RINGCOMM_PROFILE`); NULL: not set.
-    pub profile: *const c_char,
+    /// A file with the cost model's constants (`RINGCOMM_TUNING_FILE`); NULL: not set.
+    pub tuningFile: *const c_char,
     /// Network interfaces between hosts, in NCCL's syntax (`RINGCOMM_SOCKET_IFNAME`); NULL: not
     /// set. In a split or a shrink that means those of `comm`, whatever the environment says, and
     /// so it does for `RINGCOMM_SOCKET_FAMILY`; others are refused where `comm` is on several
@@ -236,14 +236,14 @@ pub struct ringConfig_t {
     pub interfaces: *const c_char,
     /// Ports to listen on, as `20000-20100` (`RINGCOMM_PORT_RANGE`); NULL: not set.
     pub ports: *const c_char,
-    /// Sockets to each peer on another host, 1 to 16 (`RINGCOMM_SOCKETS`).
-    pub sockets: c_int,
+    /// Sockets to each peer on another host, 1 to 16 (`RINGCOMM_NSOCKS`).
+    pub nsocks: c_int,
     /// Whose memory this rank's calls may name beside the host's: that of the CUDA device with this
     /// number, or -1 for nobody's (`RINGCOMM_CUDA=0`). Not set: that of the device which is current
     /// on the calling thread, if the program uses CUDA; in a split or a shrink, of `comm`'s device.
     pub device: c_int,
     /// Milliseconds that making a communicator waits for its ranks. Not set: as `timeoutMs`.
-    pub meetingMs: i64,
+    pub initTimeoutMs: i64,
 }
 
 /// How a call would run: the answer of `ringCommExplain`. Begin with `RING_EXPLAIN_INITIALIZER`.
@@ -262,7 +262,7 @@ pub struct ringExplain_t {
     /// the numbers are of the last of the two.
     pub transport: [c_char; RING_NAME_BYTES],
     /// Parallel lanes: those of a hierarchical algorithm, times the sockets to a peer on another
-    /// host (`RINGCOMM_SOCKETS`); on devices, the connections that a plan is spread over.
+    /// host (`RINGCOMM_NSOCKS`); on devices, the connections that a plan is spread over.
     pub channels: usize,
     /// Parts that the buffer is cut into.
     pub chunks: usize,

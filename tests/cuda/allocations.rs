@@ -72,12 +72,12 @@ fn a_call_takes_nothing_from_the_driver_that_was_not_there_before() {
     let (one, each) =
         ([DeviceChoice::Device(0); 2], [DeviceChoice::Device(0), DeviceChoice::Device(1)]);
     let mixed = [DeviceChoice::Device(0), DeviceChoice::Device(1), DeviceChoice::Device(0)];
-    check(&one, None, "cuda fused", "cuLaunchKernel");
-    check(&mixed, None, "cuda fused", "cuLaunchKernel");
+    check(&one, None, "gpu/fused", "cuLaunchKernel");
+    check(&mixed, None, "gpu/fused", "cuLaunchKernel");
     for algorithm in [None, Some("oneshot"), Some("twoshot"), Some("ring"), Some("tree")] {
-        check(&each, algorithm, "cuda flags", "cuLaunchKernel");
+        check(&each, algorithm, "gpu/p2p", "cuLaunchKernel");
         if algorithm.is_some() {
-            check(&one, algorithm, "cuda cooperative", "cuLaunchCooperativeKernel");
+            check(&one, algorithm, "gpu/cooperative", "cuLaunchCooperativeKernel");
         }
     }
 }

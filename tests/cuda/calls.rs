@@ -50,7 +50,7 @@ fn run(seats: &[DeviceChoice], seed: u64) {
     on_seats(seats, &small_slots(nranks, 4096), |comm, bench| {
         cases.iter().for_each(|case| check(case, comm, bench));
         let transport = cases[0].explain(comm).transport;
-        let want = if is_alone(seats) { "cuda flags" } else { "cuda fused" };
+        let want = if is_alone(seats) { "gpu/p2p" } else { "gpu/fused" };
         assert_eq!(transport == want, is_within_reach(seats), "{transport}");
     });
     println!("{} calls of {nranks} ranks", cases.len());

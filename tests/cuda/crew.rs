@@ -16,7 +16,7 @@ use ringcomm::types::DataType;
 use std::time::{Duration, Instant};
 
 /// How calls run by kernels that wait for other processes'.
-const FLAGS: &str = "cuda flags by ipc";
+const FLAGS: &str = "gpu/p2p by ipc";
 
 /// Longer than all that is done while a stream is held, where it cannot be let go sooner.
 const HELD: Duration = Duration::from_secs(8);

@@ -33,7 +33,7 @@ fn give_up(comm: &Communicator, floats: &Floats, bench: &Bench, is_message: bool
     // SAFETY: the memory lives until the end of the test.
     let ended =
         unsafe { if is_message { comm.post(&posted) } else { comm.call(&sum(floats, bench)) } };
-    assert!(ended.unwrap_err().to_string().contains("for its own stream"));
+    assert!(ended.unwrap_err().to_string().contains("earlier work on its own stream"));
 }
 
 #[test]

@@ -63,9 +63,9 @@ fn every_algorithm_between_devices() {
     for (index, name) in ALGORITHMS.into_iter().enumerate() {
         let slots = small_slots(seats.len(), [1024, 4096, 40_000][index % 3]);
         let config = Config { algorithm: Some(name.into()), ..slots };
-        check_all(&seats, "cuda flags", &config, index as u64 + 1);
+        check_all(&seats, "gpu/p2p", &config, index as u64 + 1);
     }
-    check_all(&seats, "cuda flags", &config(), 99);
+    check_all(&seats, "gpu/p2p", &config(), 99);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn every_algorithm_in_one_launch() {
         let config = Config { algorithm: Some(name.into()), ..slots };
         check_all(
             &vec![DeviceChoice::Device(0); nranks],
-            "cuda cooperative",
+            "gpu/cooperative",
             &config,
             index as u64 + 1,
         );
@@ -99,14 +99,14 @@ fn a_fused_call_is_explained_as_what_it_is() {
         assert_eq!((answer.algorithm, answer.transport, answer.channels), ("fused", want, 1));
         assert_eq!(answer.predicted_us, 0.0);
     };
-    check(&[DeviceChoice::Device(0); 3], &config(), "cuda fused");
+    check(&[DeviceChoice::Device(0); 3], &config(), "gpu/fused");
     if alone().is_some() {
         // Neither all on one device nor each on its own: no kernels that wait.
         let ring = Config { algorithm: Some("ring".into()), ..config() };
         check(
             &[DeviceChoice::Device(0), DeviceChoice::Device(0), DeviceChoice::Device(1)],
             &ring,
-            "cuda fused, not as asked",
+            "gpu/fused, not as asked",
         );
     }
 }
@@ -491,6 +491,6 @@ fn devices_that_refuse_access_are_said_to() {
         let bench = Bench::new(comm.rank() as i32);
         let floats = Floats::new(&bench, &[1.5; 70]);
         let transport = comm.explain(&sum(&floats, &bench)).unwrap().transport;
-        assert_eq!(transport, "cuda pinned (no peer access)");
+        assert_eq!(transport, "gpu/staged (no peer access)");
     });
 }

@@ -158,7 +158,7 @@ fn no_kernel_waits_while_an_earlier_free_goes_on() {
                 drop(freeing);
                 let made = made.join().expect("no panic").unwrap();
                 assert!(!was_made, "kernels that wait were tried while memory was freed");
-                assert_eq!(made[0].explain(&call).unwrap().transport, "cuda flags");
+                assert_eq!(made[0].explain(&call).unwrap().transport, "gpu/p2p");
             } else {
                 // It does without such kernels, and says so.
                 let made = made.join().expect("no panic").unwrap();

@@ -27,7 +27,7 @@ fn grids_of_several_communicators_take_turns() {
         let ranks =
             Communicator::init_all_on(&vec![DeviceChoice::Device(0); nranks], &config).unwrap();
         let call = Call { count: COUNT, ..Call::new(Collective::AllReduce, DataType::Float32) };
-        assert_eq!(ranks[0].explain(&call).unwrap().transport, "cuda cooperative");
+        assert_eq!(ranks[0].explain(&call).unwrap().transport, "gpu/cooperative");
         threads::run_all(&ranks, |comm| {
             let bench = Bench::new(0);
             let floats = Floats::new(&bench, &[0.0; COUNT]);

@@ -156,8 +156,8 @@ fn kernels_that_do_not_load_say_so() {
             assert!(text.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{text}");
             let text = child(test, &[("FAKECUDA_FAIL", "cuModuleGetFunction:3:500")]);
             assert!(text.contains("finding the kernel ringcomm_reduce_w4"), "{text}");
-            let text = child(test, &[("RINGCOMM_KERNELS", "/nonexistent")]);
-            assert!(text.contains("RINGCOMM_KERNELS=\"/nonexistent\" cannot be read"), "{text}");
+            let text = child(test, &[("RINGCOMM_FATBIN", "/nonexistent")]);
+            assert!(text.contains("RINGCOMM_FATBIN=\"/nonexistent\" cannot be read"), "{text}");
         }
         return;
     }
@@ -194,7 +194,7 @@ fn a_device_that_is_too_old_for_the_kernels_says_so() {
         comm.explain(&sum(&floats, bench)).unwrap().transport
     });
     // The driver refuses the first of both only.
-    assert!(said.contains(&"cuda pinned (no kernels)"), "{said:?}");
+    assert!(said.contains(&"gpu/staged (no kernels)"), "{said:?}");
 }
 
 #[test]

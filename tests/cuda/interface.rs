@@ -112,15 +112,15 @@ fn ranks_without_kernels_say_so_and_go_through_the_host() {
             std::fs::write(&image, []).expect("a file");
             let image = image.to_str().expect("UTF-8");
             let test = "interface::ranks_without_kernels_say_so_and_go_through_the_host";
-            let text = child(test, &[("RINGCOMM_KERNELS", image), ("RINGCOMM_DEBUG", "1")]);
+            let text = child(test, &[("RINGCOMM_FATBIN", image), ("RINGCOMM_DEBUG", "1")]);
             std::fs::remove_dir_all(&folder).expect("it was made above");
-            let said = "are cuda pinned (no kernels): CUDA: ringcomm was built without kernels";
+            let said = "are gpu/staged (no kernels): CUDA: ringcomm was built without kernels";
             assert!(text.contains(said), "{text}");
         }
         return;
     }
     let ranks = init_all();
-    assert_eq!(transport(ranks[0]), "cuda pinned (no kernels)");
+    assert_eq!(transport(ranks[0]), "gpu/staged (no kernels)");
     let benches = [Bench::new(0), Bench::new(0)];
     let floats = [Floats::new(&benches[0], &[1.0; 99]), Floats::new(&benches[1], &[2.0; 99])];
     succeeds(ringGroupStart());

@@ -155,7 +155,7 @@ fn batches_of_any_length_between_threads_allocate_nothing() {
         }
     }
     let all = Together::of(3);
-    let config = Config { buffer_bytes: Some(100 << 10), ..config() };
+    let config = Config { buff_size: Some(100 << 10), ..config() };
     on_seats(&spread(3), &config, |comm, bench| run_long(comm, bench, 200 << 10, Some(&all)));
 }
 
@@ -169,7 +169,7 @@ fn batches_of_any_length_go_over_the_network() {
     for protection in [Protection::default(), Protection::Encrypted] {
         for slot_bytes in [256, 16 << 10] {
             let narrow = small_slots(3, slot_bytes);
-            let room = 2 * narrow.buffer_bytes.unwrap();
+            let room = 2 * narrow.buff_size.unwrap();
             let config = Config { seat: DeviceChoice::Device(0), protection, ..narrow };
             let all = Together::of(3);
             threads::run_all(&joined_hosts(&hosts, &config), |comm| {
@@ -237,14 +237,14 @@ fn batches_of_any_length_between_processes_allocate_nothing() {
     if ndevices() == 0 {
         return;
     }
-    for (nranks, buffer_bytes) in [(2, 48 << 10), (3, 48 << 10), (3, 2 << 10)] {
-        let config = Config { buffer_bytes: Some(buffer_bytes), ..config() };
+    for (nranks, buff_size) in [(2, 48 << 10), (3, 48 << 10), (3, 2 << 10)] {
+        let config = Config { buff_size: Some(buff_size), ..config() };
         let ranks = Ranks::start_apart(nranks, &config, "", |place, _| {
             let (comm, bench) = join(place);
             if fake::is_there() {
                 fake::fail("", 0, 0);
             }
-            run_long(&comm, &bench, 2 * place.config.buffer_bytes.unwrap(), None);
+            run_long(&comm, &bench, 2 * place.config.buff_size.unwrap(), None);
             String::new()
         });
         finish(ranks, nranks);
@@ -287,7 +287,7 @@ fn a_death_in_the_middle_of_a_long_batch_ends_it_and_leaves_nothing_behind() {
     if ndevices() == 0 {
         return;
     }
-    let config = Config { buffer_bytes: Some(64 << 10), ..config() };
+    let config = Config { buff_size: Some(64 << 10), ..config() };
     let mut ranks = Ranks::start_apart(2, &config, "", |place, _| {
         let (comm, bench) = join(place);
         let back = Planned { from: 1, to: 0, ..floats(1) };
@@ -321,7 +321,7 @@ fn what_is_refused_in_a_long_batch_ends_it() {
     }
     for sends in [true, false] {
         for (symbol, freed) in [("cuMemcpyAsync", 2), ("cuStreamWriteValue32_v2", 0)] {
-            let config = Config { buffer_bytes: Some(64 << 10), ..config() };
+            let config = Config { buff_size: Some(64 << 10), ..config() };
             let ranks =
                 Communicator::init_all_on(&[DeviceChoice::Device(0), DeviceChoice::Host], &config)
                     .unwrap();

@@ -46,7 +46,7 @@ fn a_benchmark_of_a_rank_on_each_of_two_devices() {
         let text = report(&format!("all_reduce all_gather -g 2 {SMALL} {algorithm}"));
         let of = |what: &str| text.matches(what).count();
         assert!(of("\"devices\": 2") == 1 && of("several GPUs") == 5, "{text}");
-        let wanted = if reaches { "\"cuda flags\"" } else { "\"cuda pinned (no peer access)\"" };
+        let wanted = if reaches { "\"gpu/p2p\"" } else { "\"gpu/staged (no peer access)\"" };
         assert_eq!(of(wanted), 4, "{text}");
         // Of a graph of all streams, and of what crosses from device to device.
         let missing = |what: &str| of(&format!("\"{what}\": null"));
@@ -60,7 +60,7 @@ fn a_benchmark_of_a_rank_on_each_of_two_devices() {
     let text = report(&format!("all_reduce -g 2 -t 2 {SMALL}"));
     assert_eq!(text.matches("\"ranks\": 4").count(), 3, "{text}");
     assert_eq!(text.matches("\"graph_us\": null").count(), if reaches { 0 } else { 2 }, "{text}");
-    assert_eq!(text.contains("\"cuda fused\""), reaches, "{text}");
+    assert_eq!(text.contains("\"gpu/fused\""), reaches, "{text}");
 }
 
 /// Processes with a device each have times of graphs, of which each replays its own.
@@ -70,8 +70,7 @@ fn a_benchmark_of_processes_with_a_device_each_replays_graphs() {
         return;
     }
     let folder = scratch("perf-apart");
-    for (algorithm, transport) in [("", "cuda fused by ipc"), (" --algo ring", "cuda flags by ipc")]
-    {
+    for (algorithm, transport) in [("", "gpu/fused by ipc"), (" --algo ring", "gpu/p2p by ipc")] {
         let path = folder.join("report.json");
         let arguments = format!("-n 2 {PERF} all_reduce all_gather -g 2 {SMALL}{algorithm}");
         let mut command = Command::new(env!("CARGO_BIN_EXE_ringrun"));
@@ -113,7 +112,7 @@ fn a_benchmark_of_two_hosts_is_of_one_gpu_only_where_they_share_it() {
         std::fs::remove_dir_all(&folder).expect("it was made above");
         let of = |what: &str| text.matches(what).count();
         let rows = of("\"hot_us\"");
-        let each = ["\"wrong\": 0", "\"cuda pinned, then the network\""];
+        let each = ["\"wrong\": 0", "\"gpu/staged, then net\""];
         assert_eq!((each.map(of), of(scope)), ([rows; 2], rows + 1), "{text}");
         let unbound = if scope == ONE { 0 } else { rows };
         assert_eq!(of("\"bound_percent\": null"), unbound, "{text}");

@@ -24,7 +24,7 @@ fn check() {
         let bench = Bench::new(comm.rank() as i32);
         let floats = Floats::new(&bench, &[1.5; 70]);
         let call = sum(&floats, &bench);
-        assert_eq!(comm.explain(&call).unwrap().transport, "cuda pinned (a probe failed)");
+        assert_eq!(comm.explain(&call).unwrap().transport, "gpu/staged (a probe failed)");
         // SAFETY: the memory lives until it is read.
         unsafe { comm.call(&call) }.unwrap();
         assert_eq!(floats.read(&bench), [3.0; 70]);
@@ -83,7 +83,7 @@ fn what_arrives_wrong_is_found_before_a_call_relies_on_it() {
             });
             if !has_come {
                 // All that is tried has been.
-                assert_eq!(answer.transport, "cuda flags", "{symbol} {nth}");
+                assert_eq!(answer.transport, "gpu/p2p", "{symbol} {nth}");
                 break;
             }
             found.push((symbol, answer.transport));
@@ -93,12 +93,12 @@ fn what_arrives_wrong_is_found_before_a_call_relies_on_it() {
         found.iter().filter(|one| **one == (symbol, transport)).count()
     };
     // One device writes in the other's memory, or the other way round.
-    assert_eq!(of("cuLaunchKernel", "cuda pinned (no peer access)"), 2, "{found:?}");
+    assert_eq!(of("cuLaunchKernel", "gpu/staged (no peer access)"), 2, "{found:?}");
     // What is fetched after a read and after a write; and each rank's results of every kernel.
-    assert_eq!(of("cuMemcpyAsync", "cuda pinned (no peer access)"), 2, "{found:?}");
-    assert!(of("cuMemcpyAsync", "cuda fused (a trial failed)") >= 8, "{found:?}");
-    assert!(of("cuLaunchKernel", "cuda fused (a trial failed)") >= 4, "{found:?}");
-    assert_eq!(of("cuMemcpyAsync", "cuda flags"), 0, "{found:?}");
+    assert_eq!(of("cuMemcpyAsync", "gpu/staged (no peer access)"), 2, "{found:?}");
+    assert!(of("cuMemcpyAsync", "gpu/fused (a trial failed)") >= 8, "{found:?}");
+    assert!(of("cuLaunchKernel", "gpu/fused (a trial failed)") >= 4, "{found:?}");
+    assert_eq!(of("cuMemcpyAsync", "gpu/p2p"), 0, "{found:?}");
 }
 
 /// The driver without a GPU is as strict as a device: what would go to another's memory without

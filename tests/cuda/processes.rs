@@ -17,10 +17,10 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 /// How calls run where processes work in each other's memory.
-pub const SHARED: &str = "cuda fused by ipc";
+pub const SHARED: &str = "gpu/fused by ipc";
 
 /// How they run where that was tried in vain.
-pub const TRIED: &str = "cuda pinned (no shared memory)";
+pub const TRIED: &str = "gpu/staged (no shared memory)";
 
 /// A rank on a device: the ranks take turns over the devices.
 pub fn join(place: &Place) -> (Communicator, Bench) {
@@ -82,8 +82,8 @@ fn processes_on_devices_compute_what_threads_do() {
         return;
     }
     // Three ranks on two devices, or on one; and with connections of the smallest slots.
-    for (nranks, buffer_bytes) in [(3, None), (2, Some(512))] {
-        let config = Config { buffer_bytes, ..config() };
+    for (nranks, buff_size) in [(3, None), (2, Some(512))] {
+        let config = Config { buff_size: buff_size, ..config() };
         let ranks = Ranks::start_apart(nranks, &config, "", |place, _| {
             let (comm, bench) = join(place);
             for case in sample(place.nranks, 70) {
@@ -234,7 +234,7 @@ fn memory_whose_place_stays_taken_goes_through_the_host() {
             // SAFETY: the memory lives until it is read.
             unsafe { comm.call(&sum(&floats, &bench)) }.unwrap();
             assert_eq!(floats.read(&bench), [want; 1000]);
-            assert_eq!(transport(&comm), "cuda fused by ipc, or pinned");
+            assert_eq!(transport(&comm), "gpu/fused by ipc, or gpu/staged");
         }
         if place.rank == 0 {
             assert_eq!(fake::calls("cuIpcOpenMemHandle_v2"), 3, "it was not tried again");
@@ -326,7 +326,7 @@ fn a_rank_of_the_host_among_processes_on_devices() {
         if place.rank > 0 {
             let (comm, bench) = join(place);
             check_sum(&comm, &bench, 100_000);
-            assert_eq!(transport(&comm), "cuda through pinned host memory");
+            assert_eq!(transport(&comm), "gpu/staged");
             return String::new();
         }
         let comm = place.join();
@@ -361,7 +361,7 @@ fn ranks_on_devices_of_several_hosts_go_through_the_network() {
         transport(&comm).into()
     });
     for transport in finish(ranks, 3) {
-        assert_eq!(transport, "cuda pinned, then the network");
+        assert_eq!(transport, "gpu/staged, then net");
     }
 }
 

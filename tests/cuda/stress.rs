@@ -55,14 +55,14 @@ impl Member {
         let together = TOGETHER.map(|(nranks, algorithm)| Member {
             seats: vec![DeviceChoice::Device(0); nranks],
             algorithm,
-            transport: if algorithm.is_some() { "cuda cooperative" } else { "cuda fused" },
+            transport: if algorithm.is_some() { "gpu/cooperative" } else { "gpu/fused" },
         });
         let seats = spread(ndevices().min(4));
         let is_between = seats.len() > 1 && is_within_reach(2);
         let between = BETWEEN.into_iter().filter(|_| is_between).map(|algorithm| Member {
             seats: seats.clone(),
             algorithm,
-            transport: "cuda flags",
+            transport: "gpu/p2p",
         });
         together.into_iter().chain(between).collect()
     }

@@ -183,7 +183,7 @@ impl Run {
         let config = Config {
             timeout_ms: TIMEOUT_MS,
             spins: Some(4),
-            sockets: self.sockets,
+            nsocks: self.sockets,
             protection: self.protection,
             ..config()
         };

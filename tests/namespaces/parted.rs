@@ -68,7 +68,7 @@ fn live(seat: &Seat, way: Way, file: &Path) -> String {
 
 /// How long after the parting each rank ended.
 fn part(lab: &Lab, crew: &Crew, way: usize) -> Vec<Duration> {
-    let config = Config { timeout_ms: TIMEOUT_MS, spins: Some(4), sockets: 2, ..config() };
+    let config = Config { timeout_ms: TIMEOUT_MS, spins: Some(4), nsocks: 2, ..config() };
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
         .join(format!("parted-{}-{way}", std::process::id()));
     let id = lab.on_host(HOSTS[0], || Root::start(&config)).expect("an id");

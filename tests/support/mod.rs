@@ -58,8 +58,8 @@ fn number<T: std::str::FromStr>(name: &str) -> Option<T> {
 /// smallest that works, so that short vectors already take several slices.
 pub fn small_slots(nranks: usize, slot_bytes: usize) -> Config {
     // A ring's counter is 128 bytes, a slot's header 64.
-    let buffer_bytes = Some((nranks - 1).max(1) * (128 + 2 * (slot_bytes + 64)));
-    Config { buffer_bytes, ..config() }
+    let buff_size = Some((nranks - 1).max(1) * (128 + 2 * (slot_bytes + 64)));
+    Config { buff_size: buff_size, ..config() }
 }
 
 /// A configuration whose choices do not depend on how busy the machine is: the cost model's default
@@ -81,7 +81,7 @@ pub fn windowed(nranks: usize) -> Config {
 pub fn by_kernel(nranks: usize) -> Config {
     let (cores, free) = (nranks.max(2), 0.0);
     let costs = Costs { cores, alpha_us: free, message_us: free, ..Costs::default() };
-    let costs = Costs { kernel_us: free, kernel_us_per_byte: 1e-9, ..costs };
+    let costs = Costs { cma_us: free, cma_us_per_byte: 1e-9, ..costs };
     with_costs(&format!("by-kernel-{nranks}"), &costs)
 }
 
@@ -97,7 +97,7 @@ pub fn wired(cores: usize, wire_us_per_byte: f64) -> Config {
     with_costs(&format!("wired-{cores}-{wire_us_per_byte}"), &costs)
 }
 
-/// A configuration with constants of the cost model, in a profile of this name.
+/// A configuration with constants of the cost model, in a tuning file of this name.
 fn with_costs(name: &str, costs: &Costs) -> Config {
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
     // Threads of a test program may ask for one at the same time.
@@ -107,9 +107,9 @@ fn with_costs(name: &str, costs: &Costs) -> Config {
     let path = format!("{name}.profile");
     let (path, fresh) = (folder.join(path), folder.join(fresh));
     // Renamed when whole: another test may be reading it.
-    std::fs::write(&fresh, costs.to_text()).expect("a profile");
-    std::fs::rename(&fresh, &path).expect("a profile");
-    Config { profile: Some(path.to_string_lossy().into_owned()), ..config() }
+    std::fs::write(&fresh, costs.to_text()).expect("a tuning file");
+    std::fs::rename(&fresh, &path).expect("a tuning file");
+    Config { tuning_file: Some(path.to_string_lossy().into_owned()), ..config() }
 }
 
 /// Whether the error of a rank says which other rank it is about.

@@ -418,15 +418,15 @@ fn write_config(config: &Config) -> String {
     format!(
         "{} {} {} {} {} {} {} {} {} {}",
         config.timeout_ms,
-        config.buffer_bytes.map_or("-".into(), |bytes| bytes.to_string()),
+        config.buff_size.map_or("-".into(), |bytes| bytes.to_string()),
         u8::from(config.deterministic),
         config.algorithm.as_deref().unwrap_or("-"),
         config.spins.map_or("-".into(), |spins| spins.to_string()),
-        config.profile.as_deref().unwrap_or("-"),
+        config.tuning_file.as_deref().unwrap_or("-"),
         config.hosts.as_ref().map_or("-".into(), |hosts| {
             hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
         }),
-        config.sockets,
+        config.nsocks,
         config.protection.name(),
         config.debug
     )
@@ -437,14 +437,14 @@ fn read_config(text: &str) -> Config {
     let set = |word: &str| (word != "-").then(|| word.to_string());
     Config {
         timeout_ms: words[0].parse().expect("milliseconds"),
-        buffer_bytes: set(words[1]).map(|bytes| bytes.parse().expect("bytes")),
+        buff_size: set(words[1]).map(|bytes| bytes.parse().expect("bytes")),
         deterministic: words[2] == "1",
         algorithm: set(words[3]),
         spins: set(words[4]).map(|spins| spins.parse().expect("spins")),
-        profile: set(words[5]),
+        tuning_file: set(words[5]),
         hosts: set(words[6])
             .map(|hosts| hosts.split(',').map(|host| host.parse().expect("a host")).collect()),
-        sockets: words[7].parse().expect("sockets"),
+        nsocks: words[7].parse().expect("sockets"),
         protection: match words[8] {
             "clear" => Protection::Clear,
             "encrypted" => Protection::Encrypted,

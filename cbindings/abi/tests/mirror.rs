@@ -62,9 +62,9 @@ fn every_structure_has_the_same_layout_in_c_and_rust() {
     let in_rust = measures! {
         ringUniqueId { internal }
         ringConfig_t {
-            size, magic, version, timeoutMs, bufferBytes, deterministic, spins, debug, protection,
-            algorithm, profile, interfaces, ports, sockets, device,
-            meetingMs,
+            size, magic, version, timeoutMs, buffSize, deterministic, spins, debug, protection,
+            algorithm, tuningFile, interfaces, ports, nsocks, device,
+            initTimeoutMs,
         }
         ringExplain_t {
             size, magic, version, algorithm, transport, channels, chunks, slices, sliceBytes,

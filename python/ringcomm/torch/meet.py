@@ -49,7 +49,7 @@ def join(
         unique_id = _wait_for_id(store, key, rank, timeout)
     config = Config(
         timeout_ms=milliseconds(patience or timeout),
-        meeting_ms=milliseconds(timeout),
+        init_timeout_ms=milliseconds(timeout),
         device=device,
     )
     try:

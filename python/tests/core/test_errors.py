@@ -217,7 +217,7 @@ def test_a_bad_argument_of_every_kind(ranks):
         lambda: ringcomm.Communicator.all(0),
         lambda: ringcomm.Communicator.all(2, devices=[-1]),
         lambda: ringcomm.init("nonsense://x", 1, 0),
-        lambda: ringcomm.init(nranks=1, config=ringcomm.Config(sockets=99)),
+        lambda: ringcomm.init(nranks=1, config=ringcomm.Config(nsocks=99)),
     ]
     for call in wrong:
         with pytest.raises(ValueError) as caught:
@@ -365,10 +365,10 @@ def _sockets(pid):
 
 
 def test_a_rank_that_is_late_while_the_communicator_is_made(tmp_path):
-    """Rank 0 reads a profile that is a pipe, before it meets rank 1 and once more after."""
+    """Rank 0 reads a tuning file that is a pipe, before it meets rank 1 and once more after."""
     profile = tmp_path / "profile"
     os.mkfifo(profile)
-    first = joining(0, 2, RINGCOMM_TIMEOUT_MS="60000", RINGCOMM_PROFILE=str(profile))
+    first = joining(0, 2, RINGCOMM_TIMEOUT_MS="60000", RINGCOMM_TUNING_FILE=str(profile))
     profile.write_text("nothing")
     facts = told(joining(1, 2, RINGCOMM_TIMEOUT_MS="3000"))
     profile.write_text("nothing")

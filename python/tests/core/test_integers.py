@@ -129,7 +129,7 @@ def test_what_is_explained(one):
     [
         ("sockets", WIDE + 1),
         ("timeout_ms", WIDER + 5),
-        ("meeting_ms", -WIDER + 5),
+        ("init_timeout_ms", -WIDER + 5),
         ("device", WIDE - 1),
         ("spins", 1.5),
         ("spins", float("inf")),
@@ -148,7 +148,7 @@ def test_settings(setting, value):
 
 def test_settings_that_fit():
     settings = Config(
-        timeout_ms=2**62, deterministic=True, spins=np.int32(3), sockets=2.0, algorithm="ring"
+        timeout_ms=2**62, deterministic=True, spins=np.int32(3), nsocks=2.0, algorithm="ring"
     )
     native = settings.native()
     held = native.timeoutMs, native.deterministic, native.spins, native.sockets, native.algorithm

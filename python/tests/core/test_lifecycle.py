@@ -148,7 +148,7 @@ def test_explain(ranks):
 
 def test_settings_reach_the_library(ranks):
     with pytest.raises(ringcomm.RingTimeoutError, match=r"waited (2\d\d|[3-9]\d\d|\d{4}) ms"):
-        ranks(2, timeout_ms=200, spins=10, debug=0, buffer_bytes=1 << 20)[0].barrier()
+        ranks(2, timeout_ms=200, spins=10, debug=0, buff_size=1 << 20)[0].barrier()
 
 
 def test_ends(ranks):

@@ -51,7 +51,7 @@ def ranks():
     def make(nranks, devices=None, **settings):
         settings.setdefault("timeout_ms", PATIENCE_MS)
         # A short limit is one for calls.
-        settings.setdefault("meeting_ms", PATIENCE_MS)
+        settings.setdefault("init_timeout_ms", PATIENCE_MS)
         config = ringcomm.Config(**settings)
         comms = ringcomm.Communicator.all(nranks, devices, config)
         made.extend(comms)

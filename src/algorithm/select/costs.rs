@@ -1,4 +1,4 @@
-//! The constants of the cost model, and the profile file that keeps them.
+//! The constants of the cost model, and the tuning file file that keeps them.
 
 use crate::error::{Error, Result};
 use std::fmt::Write;
@@ -29,16 +29,16 @@ pub struct Costs {
     /// Cores that the ranks share.
     pub cores: usize,
     /// A copy that the kernel makes out of another process's memory: what it takes to begin with.
-    pub kernel_us: f64,
+    pub cma_us: f64,
     /// A byte of such a copy; infinite where a rank is not permitted to make one.
-    pub kernel_us_per_byte: f64,
+    pub cma_us_per_byte: f64,
 }
 
 impl Default for Costs {
     /// Two near cores of an AMD EPYC: a cache line crosses in about 50 ns, one core copies 34 GB/s
     /// (read plus written), a turn on a shared core is less than 2 us
     /// (`benches/results/constants-2026-11-21.txt`). The wire is in the order of TCP over its
-    /// loopback. Only a starting point: constants are measured at init or read from a profile.
+    /// loopback. Only a starting point: constants are measured at init or read from a tuning file.
     fn default() -> Costs {
         Costs {
             alpha_us: 0.06,
@@ -51,13 +51,13 @@ impl Default for Costs {
             wire_us_per_byte: 1.0 / 4_900.0,
             switch_us: 1.2,
             cores: std::thread::available_parallelism().map_or(1, |cores| cores.get()),
-            kernel_us: 0.0,
-            kernel_us_per_byte: f64::INFINITY,
+            cma_us: 0.0,
+            cma_us_per_byte: f64::INFINITY,
         }
     }
 }
 
-/// The keys of a profile, in the order of the file.
+/// The keys of a tuning file, in the order of the file.
 const KEYS: [&str; 12] = [
     "alpha_us",
     "message_us",
@@ -69,8 +69,8 @@ const KEYS: [&str; 12] = [
     "wire_us_per_byte",
     "switch_us",
     "cores",
-    "kernel_us",
-    "kernel_us_per_byte",
+    "cma_us",
+    "cma_us_per_byte",
 ];
 
 impl Costs {
@@ -86,8 +86,8 @@ impl Costs {
             "wire_us_per_byte" => self.wire_us_per_byte,
             "switch_us" => self.switch_us,
             "cores" => self.cores as f64,
-            "kernel_us" => self.kernel_us,
-            "kernel_us_per_byte" => self.kernel_us_per_byte,
+            "cma_us" => self.cma_us,
+            "cma_us_per_byte" => self.cma_us_per_byte,
             _ => unreachable!("a key of KEYS"),
         }
     }
@@ -104,13 +104,13 @@ impl Costs {
             "wire_us_per_byte" => self.wire_us_per_byte = value,
             "switch_us" => self.switch_us = value,
             "cores" => self.cores = value as usize,
-            "kernel_us" => self.kernel_us = value,
-            "kernel_us_per_byte" => self.kernel_us_per_byte = value,
+            "cma_us" => self.cma_us = value,
+            "cma_us_per_byte" => self.cma_us_per_byte = value,
             _ => unreachable!("a key of KEYS"),
         }
     }
 
-    /// The constants in the order of a profile, and back: what ranks tell each other.
+    /// The constants in the order of a tuning file, and back: what ranks tell each other.
     pub fn to_words(&self) -> [f64; KEYS.len()] {
         KEYS.map(|key| self.value(key))
     }
@@ -121,34 +121,34 @@ impl Costs {
         costs
     }
 
-    /// The text of a profile file with all of them.
+    /// The text of a tuning file with all of them.
     pub fn to_text(&self) -> String {
         Profile { costs: self.clone(), knows_wire: true }.to_text()
     }
 }
 
-/// The key of what crosses from core to core: nothing, by a profile without it.
+/// The key of what crosses from core to core: nothing, by a tuning file without it.
 const CROSS: std::ops::Range<usize> = 4..5;
 
 /// Keys of the wire between hosts, which one host cannot measure.
 const WIRE: std::ops::Range<usize> = 5..8;
 
-/// Keys of the kernel's copies. A profile without them says that there are none.
+/// Keys of the kernel's copies. A tuning file without them says that there are none.
 const KERNEL: std::ops::Range<usize> = 10..12;
 
-/// What a profile file holds.
+/// What a tuning file holds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
     pub costs: Costs,
-    /// Whether it has the constants of the wire; else they are measured as without a profile.
+    /// Whether it has the constants of the wire; else they are measured as without a tuning file.
     pub knows_wire: bool,
 }
 
 impl Profile {
-    /// The text of a profile file: one `key = value` a line, read back to the same bits.
+    /// The text of a tuning file: one `key = value` a line, read back to the same bits.
     pub fn to_text(&self) -> String {
         let mut text = String::from("# ringcomm profile: times in microseconds\n");
-        let has_copies = self.costs.kernel_us_per_byte.is_finite();
+        let has_copies = self.costs.cma_us_per_byte.is_finite();
         for (index, key) in KEYS.into_iter().enumerate() {
             let is_known = (self.knows_wire || !WIRE.contains(&index))
                 && (has_copies || !KERNEL.contains(&index));
@@ -160,7 +160,7 @@ impl Profile {
         text
     }
 
-    /// Read a profile; every key must be there once, but that each of three groups may be
+    /// Read a tuning file; every key must be there once, but that each of three groups may be
     /// absent: the wire's, the kernel's copies', and what crosses. Errors name the line.
     pub fn from_text(text: &str) -> Result<Profile> {
         let mut costs = Costs::default();
@@ -196,7 +196,7 @@ impl Profile {
         let is_missing = |index: &usize| !seen[*index] && !may_be_absent(index);
         match (0..KEYS.len()).find(is_missing) {
             Some(missing) => Err(Error::argument(format!(
-                "line {}: the profile ends without {}",
+                "line {}: the tuning file ends without {}",
                 text.lines().count(),
                 KEYS[missing]
             ))),
@@ -204,10 +204,10 @@ impl Profile {
         }
     }
 
-    /// Read a profile file.
+    /// Read a tuning file.
     pub fn read(path: &str) -> Result<Profile> {
         let text = std::fs::read_to_string(path).map_err(|error| Error::System {
-            what: format!("reading the profile {path}"),
+            what: format!("reading the tuning file {path}"),
             errno: error.raw_os_error().unwrap_or(0),
         })?;
         Profile::from_text(&text).map_err(|error| match error {

@@ -1,7 +1,7 @@
 //! Selection: which algorithm a call uses, by modelled time alone.
 //!
 //! The one idea: an algorithm's time is a closed form in the constants of [`Costs`], which are
-//! measured or read from a profile; no size is compared with any threshold but where a message
+//! measured or read from a tuning file; no size is compared with any threshold but where a message
 //! between hosts goes whole ([`goes_whole`]). All ranks must be given the same question and the
 //! same constants, and then choose alike.
 //!
@@ -195,19 +195,18 @@ pub fn shm_two_shot(question: &Question, window: usize, costs: &Costs) -> Option
 pub fn by_cma(question: &Question, costs: &Costs) -> Option<AlgorithmChoice> {
     let algorithm = direct::READS;
     let asks_else = asked(question).is_some_and(|asked| asked != algorithm);
-    let copies = costs.kernel_us_per_byte.is_finite();
+    let copies = costs.cma_us_per_byte.is_finite();
     if !copies || asks_else || question.hosts.count > 1 || question.bytes == 0 {
         return None;
     }
     let form = direct::by_cma(question.collective, question.nranks, question.bytes as f64)?;
     // Every block is a call of the system.
-    let costs = Costs { cross_us_per_byte: costs.kernel_us_per_byte, ..costs.clone() };
+    let costs = Costs { cross_us_per_byte: costs.cma_us_per_byte, ..costs.clone() };
     let blocks = match question.collective {
         Collective::Broadcast | Collective::Scatter => 1,
         _ => question.nranks - 1,
     };
-    let time =
-        form.alphas * costs.alpha_us + form.path.time(&costs) + blocks as f64 * costs.kernel_us;
+    let time = form.alphas * costs.alpha_us + form.path.time(&costs) + blocks as f64 * costs.cma_us;
     let times = (time, form.total.time(&costs));
     let predicted_us = crowded(&form, times, 1.0, question.nranks, &costs);
     Some(AlgorithmChoice { algorithm, direct: false, predicted_us })
@@ -226,7 +225,7 @@ pub fn zero_copy_from(costs: &Costs) -> [usize; 2] {
     };
     [
         from(0.0, costs.copy_us_per_byte + costs.cross_us_per_byte),
-        from(costs.kernel_us, costs.kernel_us_per_byte),
+        from(costs.cma_us, costs.cma_us_per_byte),
     ]
 }
 

@@ -325,12 +325,14 @@ fn a_profile_is_read_back_and_its_errors_name_the_line() {
     let older = costs.to_text().replace("cross_us_per_byte", "# cross_us_per_byte");
     assert_eq!(Profile::from_text(&older).unwrap().costs, costs);
     // The kernel's copies are in it where there are some.
-    let copies = Costs { kernel_us: 0.5, kernel_us_per_byte: 1e-4, ..costs.clone() };
+    let copies = Costs { cma_us: 0.5, cma_us_per_byte: 1e-4, ..costs.clone() };
     assert!(!costs.to_text().contains("kernel"));
     assert_eq!(Profile::from_text(&copies.to_text()).unwrap().costs, copies);
-    let half = copies.to_text().replace("kernel_us =", "# kernel_us =");
-    assert!(error(&half).contains("without kernel_us"));
-    assert!(error("alpha_us = 1 # one").contains("line 1: the profile ends without message_us"));
+    let half = copies.to_text().replace("cma_us =", "# cma_us =");
+    assert!(error(&half).contains("without cma_us"));
+    assert!(
+        error("alpha_us = 1 # one").contains("line 1: the tuning file ends without message_us")
+    );
 }
 
 /// What one rank stands for, although spans that run on over the last chunk are two messages.
@@ -436,7 +438,7 @@ fn windows_are_for_long_sums_of_ranks_that_share_cores() {
 
 #[test]
 fn the_kernel_copies_what_takes_longer_through_slots() {
-    let free = Costs { kernel_us: 1.0, kernel_us_per_byte: 1e-6, ..costs(4) };
+    let free = Costs { cma_us: 1.0, cma_us_per_byte: 1e-6, ..costs(4) };
     let asked = |collective, bytes| Question { ..question(collective, 4, bytes) };
     let copying = [
         (Collective::AllGather, 3),
@@ -455,7 +457,7 @@ fn the_kernel_copies_what_takes_longer_through_slots() {
         assert_eq!((found.algorithm, found.direct), (Algorithm::OneShot, false));
         assert!(found.predicted_us < choose(&asked(collective, 16 << 20), &free).predicted_us);
         // Each peer's block is a call of the system.
-        let dear = Costs { kernel_us: 101.0, ..free.clone() };
+        let dear = Costs { cma_us: 101.0, ..free.clone() };
         let dear = by_cma(&asked(collective, 16 << 20), &dear).unwrap();
         let more = dear.predicted_us - found.predicted_us;
         assert!((more - 100.0 * f64::from(*calls)).abs() < 1e-6, "{collective:?}: {more}");

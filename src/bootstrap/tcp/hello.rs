@@ -55,7 +55,7 @@ impl Hello {
             1 => Purpose::Meet,
             2 => Purpose::Control,
             3 => Purpose::Data,
-            _ => return Err("a greeting of unknown purpose"),
+            _ => return Err("unknown purpose in hello"),
         };
         Ok(Hello {
             purpose,

@@ -64,7 +64,9 @@ impl NextRank<'_> {
     /// them leave it. It breaks nothing, and nobody is told.
     pub fn leave(&self) -> Error {
         self.is_apart.set(true);
-        Error::argument("the ranks of this call wait for each other, which one thread cannot")
+        Error::argument(
+            "this call cannot be run by one thread for all ranks: the ranks wait for each other",
+        )
     }
 }
 

@@ -59,8 +59,8 @@ pub const LINE: usize = 64;
 const LEAST: usize = 1 << 10;
 
 /// Bytes of a portion where ranks have so much for their connections, which all of them know.
-pub fn portion_bytes(buffer_bytes: usize, nranks: usize) -> usize {
-    buffer_bytes.max(LEAST * nranks.max(4)) / LINE * LINE
+pub fn portion_bytes(buff_size: usize, nranks: usize) -> usize {
+    buff_size.max(LEAST * nranks.max(4)) / LINE * LINE
 }
 
 impl Portions {

@@ -89,7 +89,7 @@ impl Item {
             }
             _ => return Err("an item of unknown kind"),
         };
-        if reader.0.is_empty() { Ok(item) } else { Err("an item with something behind it") }
+        if reader.0.is_empty() { Ok(item) } else { Err("trailing bytes after the item") }
     }
 }
 
@@ -122,7 +122,7 @@ fn decode_status(reader: &mut Reader) -> Result<Status, Refusal> {
         0 => Life::Working,
         1 => Life::Failed,
         2 => Life::Left,
-        _ => return Err("a life of unknown kind"),
+        _ => return Err("unknown state of a rank"),
     };
     let culprit = reader.rank()?;
     let pid = reader.word()?;
@@ -139,7 +139,7 @@ fn decode_status(reader: &mut Reader) -> Result<Status, Refusal> {
     let batch = match reader.byte()? {
         0 => None,
         1 => Some(reader.seen()?),
-        _ => return Err("a batch that is neither there nor not"),
+        _ => return Err("invalid batch flag"),
     };
     let (attempt, settled) = (reader.long()?, reader.long()?);
     let phase = match reader.byte()? {
@@ -209,7 +209,7 @@ impl Reader<'_> {
         }
         let (text, rest) = self.0.split_at_checked(length).ok_or("a text that is cut short")?;
         self.0 = rest;
-        String::from_utf8(text.to_vec()).map_err(|_| "a text that is none")
+        String::from_utf8(text.to_vec()).map_err(|_| "text is not valid UTF-8")
     }
 
     fn seen(&mut self) -> Result<OperationRecord, Refusal> {
@@ -288,7 +288,7 @@ impl ControlOpener {
         while let Some(came) = self.bytes[done..].first_chunk::<HEAD_BYTES>().copied() {
             let length = u16::from_le_bytes([came[0], came[1]]);
             if came != head(length) || usize::from(length) > MOST_ITEM {
-                return Err("a frame of a length that none has");
+                return Err("frame length out of range");
             }
             let length = usize::from(length);
             let end = done + HEAD_BYTES + length + TAG_BYTES;

@@ -14,7 +14,7 @@ pub struct PeerSummary {
     /// All are on this machine.
     pub near: bool,
     /// Of connection buffers, by the configuration.
-    pub buffer_bytes: usize,
+    pub buff_size: usize,
     /// Of a portion of a long call through the host.
     pub portion_bytes: usize,
 }

@@ -147,7 +147,7 @@ impl Gpu {
         let asked = GpuSettings {
             algorithm: forced_algorithm(config)?,
             deterministic: config.deterministic,
-            buffer_bytes: config.buffer_bytes,
+            buff_size: config.buff_size,
             timeout: Duration::from_millis(config.timeout_ms),
         };
         if let Some(desk) = &desk {
@@ -186,7 +186,7 @@ impl Gpu {
             sharing,
             stopper: Arc::default(),
             asked,
-            ground_bytes: around.buffer_bytes,
+            ground_bytes: around.buff_size,
             warning,
         }))
     }
@@ -218,20 +218,20 @@ impl Gpu {
     /// How calls on device memory run here, in words; in C they have 31 bytes.
     pub fn transport(&self) -> &'static str {
         if self.kernels.is_err() {
-            return "cuda pinned (no kernels)";
+            return "gpu/staged (no kernels)";
         }
         match &*self.sharing.lock() {
             Sharing::Works(shared) => return shared.transport(),
-            Sharing::Failed(_) => return "cuda pinned (no shared memory)",
+            Sharing::Failed(_) => return "gpu/staged (no shared memory)",
             Sharing::No => {}
         }
         match self.desk.as_ref().map(|desk| desk.reach()) {
-            Some(DeviceReach::All) => "cuda fused",
-            Some(DeviceReach::Memory) => "cuda fused (a trial failed)",
-            Some(DeviceReach::Failed) => "cuda pinned (a probe failed)",
-            Some(DeviceReach::Refused) => "cuda pinned (no peer access)",
-            Some(DeviceReach::No) | None if self.is_near => "cuda through pinned host memory",
-            Some(DeviceReach::No) | None => "cuda pinned, then the network",
+            Some(DeviceReach::All) => "gpu/fused",
+            Some(DeviceReach::Memory) => "gpu/fused (a trial failed)",
+            Some(DeviceReach::Failed) => "gpu/staged (a probe failed)",
+            Some(DeviceReach::Refused) => "gpu/staged (no peer access)",
+            Some(DeviceReach::No) | None if self.is_near => "gpu/staged",
+            Some(DeviceReach::No) | None => "gpu/staged, then net",
         }
     }
 
@@ -243,7 +243,7 @@ impl Gpu {
         let chosen = match &mut *self.sharing.lock() {
             Sharing::Works(shared) => shared.explain(call),
             _ => chosen.map(|(chosen, channels, is_together)| {
-                let how = if is_together { "cuda cooperative" } else { "cuda flags" };
+                let how = if is_together { "gpu/cooperative" } else { "gpu/p2p" };
                 (chosen, channels, how)
             }),
         };
@@ -278,8 +278,8 @@ impl Gpu {
     /// How a fused call runs, in words; it has no algorithm to be asked for.
     fn fused(&self) -> &'static str {
         match (self.transport(), self.asked.algorithm.is_some()) {
-            ("cuda fused", true) => "cuda fused, not as asked",
-            ("cuda fused by ipc", true) => "cuda fused by ipc, not as asked",
+            ("gpu/fused", true) => "gpu/fused, not as asked",
+            ("gpu/fused by ipc", true) => "gpu/fused by ipc, not as asked",
             (transport, _) => transport,
         }
     }

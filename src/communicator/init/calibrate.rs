@@ -1,7 +1,7 @@
 //! Measuring what the choice of algorithms rests on, and agreeing on it.
 //!
 //! The constants are rank 0's, which it measures with one other rank of its host and one of another
-//! or reads from a profile, and gives to the others when the communicator is made.
+//! or reads from a tuning file, and gives to the others when the communicator is made.
 #![allow(unsafe_code)]
 
 use crate::algorithm::select::{Costs, Profile};
@@ -99,9 +99,10 @@ pub enum Profiled {
 }
 
 impl Profiled {
-    /// Of this rank's profile. One that cannot be read is an error when its constants are needed.
+    /// Of this rank's tuning file. One that cannot be read is an error when its constants are
+    /// needed.
     pub fn by(config: &Config) -> Profiled {
-        let Some(path) = &config.profile else { return Profiled::Nothing };
+        let Some(path) = &config.tuning_file else { return Profiled::Nothing };
         match Profile::read(path) {
             Ok(Profile { knows_wire: false, .. }) => Profiled::Host,
             _ => Profiled::Everything,
@@ -138,7 +139,7 @@ pub fn calibrate(
     if profiled == Profiled::Nothing {
         (costs.copy_us_per_byte, costs.reduce_us_per_byte) = paces();
         measure_host(communicator, &mut costs, unless)?;
-    } else if let (0, Some(path)) = (communicator.rank, &communicator.config.profile) {
+    } else if let (0, Some(path)) = (communicator.rank, &communicator.config.tuning_file) {
         // The others wait for these constants: they fail with the same words.
         costs = Profile::read(path).inspect_err(|error| communicator.tell(error))?.costs;
     }
@@ -155,8 +156,8 @@ pub fn calibrate(
     // SAFETY: both buffers are the words.
     unsafe { communicator.run_unless(&give, unless)? };
     let mut costs = Costs::from_words(words);
-    if !meet(communicator, costs.kernel_us_per_byte.is_finite(), unless)? {
-        costs.kernel_us_per_byte = f64::INFINITY;
+    if !meet(communicator, costs.cma_us_per_byte.is_finite(), unless)? {
+        costs.cma_us_per_byte = f64::INFINITY;
     }
     communicator.settle_on(costs);
     Ok(())
@@ -241,7 +242,7 @@ fn measure_copies(
         let measured = CROSS.get().or_else(|| is_one.then(|| CROSS.get_or_make(|| cross)));
         costs.cross_us_per_byte = measured.copied().unwrap_or(costs.cross_us_per_byte);
         if let Some(pace) = pace {
-            (costs.kernel_us, costs.kernel_us_per_byte) = *KERNEL.get_or_make(|| pace);
+            (costs.cma_us, costs.cma_us_per_byte) = *KERNEL.get_or_make(|| pace);
         }
     }
     Ok(())
@@ -389,12 +390,12 @@ mod tests {
         assert_eq!(trips(Duration::from_secs(1)), LEAST_ROUND_TRIPS);
     }
 
-    /// A profile with this text, gone with the test.
+    /// A tuning file with this text, gone with the test.
     fn with_profile<T>(name: &str, text: &str, work: impl FnOnce(&Config) -> T) -> T {
         let path = std::env::temp_dir().join(format!("profile-{}-{name}", std::process::id()));
         std::fs::write(&path, text).unwrap();
         let profile = Some(path.to_str().unwrap().to_string());
-        let outcome = work(&Config { profile, ..Config::default() });
+        let outcome = work(&Config { tuning_file: profile, ..Config::default() });
         std::fs::remove_file(&path).unwrap();
         outcome
     }

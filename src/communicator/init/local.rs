@@ -72,7 +72,7 @@ pub(super) struct LocalSetup {
     pub mailbox: Option<Mailbox>,
     pub senders: Vec<Option<MailboxSender>>,
     pub processes: Vec<Option<OwnedFd>>,
-    /// What rank 0 has of a profile.
+    /// What rank 0 has of a tuning file.
     pub profiled: Profiled,
     /// On which device this rank is, and the others.
     pub seated: Seated,

@@ -23,7 +23,7 @@ use super::observe::flight_recorder::FlightRecorder;
 use super::observe::status_server;
 use super::observe::timeline::TimelineWriter;
 use super::tuning::select::forced_algorithm;
-use super::tuning::slot_sizing::{buffer_bytes, geometry};
+use super::tuning::slot_sizing::{buff_size, geometry};
 use super::{Communicator, number_of};
 use crate::algorithm::Algorithm;
 use crate::bootstrap::tcp::{AuthListener, NetworkConfig};
@@ -264,9 +264,9 @@ fn prepare() {
 fn around(links: &Links, topology: &Topology, config: &Config) -> PeerSummary {
     let nranks = links.nranks;
     let together = links.one_process() && topology.nhosts() == 1;
-    let buffer_bytes = buffer_bytes(config, nranks);
-    let portion_bytes = portion_bytes(buffer_bytes, nranks);
-    PeerSummary { nranks, together, near: links.one_machine(), buffer_bytes, portion_bytes }
+    let buff_size = buff_size(config, nranks);
+    let portion_bytes = portion_bytes(buff_size, nranks);
+    PeerSummary { nranks, together, near: links.one_machine(), buff_size, portion_bytes }
 }
 
 /// A communicator that is made from another one has its settings and its device.

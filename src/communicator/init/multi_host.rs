@@ -256,7 +256,7 @@ impl RemotePeers {
             remote,
             pages,
             inbox,
-            lanes: config.sockets,
+            lanes: config.nsocks,
             timeout: Duration::from_millis(config.timeout_ms),
         })?;
         Ok(RemoteLinks { engine, addresses, hosts })

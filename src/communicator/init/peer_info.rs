@@ -4,7 +4,7 @@
 use super::calibrate::Profiled;
 use crate::algorithm::Algorithm;
 use crate::communicator::tuning::select::forced_algorithm;
-use crate::communicator::tuning::slot_sizing::buffer_bytes;
+use crate::communicator::tuning::slot_sizing::buff_size;
 use crate::config::{Config, Protection};
 use crate::error::{Error, Result};
 use crate::host;
@@ -17,7 +17,7 @@ pub(in crate::communicator) struct PeerInfo {
     /// Its machine: ranks of one share cores, in whatever containers they run.
     pub machine: u64,
     /// Settings that must be the same on all ranks.
-    pub buffer_bytes: u64,
+    pub buff_size: u64,
     pub deterministic: u64,
     pub algorithm: u64,
     pub protection: u64,
@@ -50,11 +50,11 @@ impl PeerInfo {
         Ok(PeerInfo {
             segment: 0,
             machine: host::machine(),
-            buffer_bytes: buffer_bytes(config, nranks) as u64,
+            buff_size: buff_size(config, nranks) as u64,
             deterministic: u64::from(config.deterministic),
             algorithm: forced_algorithm(config)?.map_or(0, |algorithm| algorithm as u64 + 1),
             protection: config.protection as u64,
-            sockets: config.sockets as u64,
+            sockets: config.nsocks as u64,
             profiled: Profiled::by(config) as u64,
             device: u64::from(is_on_device),
             cores: own_cores(),
@@ -65,7 +65,7 @@ impl PeerInfo {
         let words = [
             self.segment,
             self.machine,
-            self.buffer_bytes,
+            self.buff_size,
             self.deterministic,
             self.algorithm,
             self.protection,
@@ -85,7 +85,7 @@ impl PeerInfo {
         Ok(PeerInfo {
             segment: next()?,
             machine: next()?,
-            buffer_bytes: next()?,
+            buff_size: next()?,
             deterministic: next()?,
             algorithm: next()?,
             protection: next()?,
@@ -106,11 +106,11 @@ impl PeerInfo {
         type Shown = fn(u64) -> String;
         let number: Shown = |word| word.to_string();
         let fields: [(_, _, _, Shown); 5] = [
-            ("RINGCOMM_BUFFSIZE", self.buffer_bytes, theirs.buffer_bytes, number),
+            ("RINGCOMM_BUFFSIZE", self.buff_size, theirs.buff_size, number),
             ("RINGCOMM_DETERMINISTIC", self.deterministic, theirs.deterministic, number),
             ("RINGCOMM_ALGO", self.algorithm, theirs.algorithm, algorithm),
             ("RINGCOMM_PROTECTION", self.protection, theirs.protection, protection),
-            ("RINGCOMM_SOCKETS", self.sockets, theirs.sockets, number),
+            ("RINGCOMM_NSOCKS", self.sockets, theirs.sockets, number),
         ];
         match fields.iter().find(|(_, mine, theirs, _)| mine != theirs) {
             None => Ok(()),

@@ -114,24 +114,26 @@ impl PlanContext {
     /// How data moves, in words.
     pub fn transport(&self, ready: &BoundCall) -> &'static str {
         if !self.one_machine {
-            return if self.all_remote { "tcp" } else { "shared memory and tcp" };
+            return if self.all_remote { "net/tcp" } else { "shm and net/tcp" };
         }
         match (self.one_process, &ready.way) {
-            (true, DataPath::Direct(_)) if ready.mapped.is_some() => "thread direct or staged",
-            (true, DataPath::Direct(_)) => "thread direct",
-            (true, DataPath::Staged) => "thread staged",
-            (true, DataPath::Messages(_)) => "thread messages",
-            (false, DataPath::Direct(_)) if ready.windows.is_some() => "process mapped or windows",
-            (false, DataPath::Direct(_)) if ready.runs_by_cma() => "process mapped or kernel",
-            (false, DataPath::Direct(_)) if ready.kernel.is_some() => {
-                "process mapped, kernel or staged"
+            (true, DataPath::Direct(_)) if ready.mapped.is_some() => {
+                "threads/direct or threads/slots"
             }
-            (false, DataPath::Direct(_)) => "process mapped or staged",
-            (false, DataPath::Staged) if ready.windows.is_some() => "process windows",
-            (false, DataPath::Staged) if ready.runs_by_cma() => "process kernel",
-            (false, DataPath::Staged) if ready.kernel.is_some() => "process kernel or staged",
-            (false, DataPath::Staged) => "process staged",
-            (false, DataPath::Messages(_)) => "process messages",
+            (true, DataPath::Direct(_)) => "threads/direct",
+            (true, DataPath::Staged) => "threads/slots",
+            (true, DataPath::Messages(_)) => "threads/send-recv",
+            (false, DataPath::Direct(_)) if ready.windows.is_some() => "shm/direct or shm/two-shot",
+            (false, DataPath::Direct(_)) if ready.runs_by_cma() => "shm/direct or shm/cma",
+            (false, DataPath::Direct(_)) if ready.kernel.is_some() => {
+                "shm/direct, shm/cma or shm/slots"
+            }
+            (false, DataPath::Direct(_)) => "shm/direct or shm/slots",
+            (false, DataPath::Staged) if ready.windows.is_some() => "shm/two-shot",
+            (false, DataPath::Staged) if ready.runs_by_cma() => "shm/cma",
+            (false, DataPath::Staged) if ready.kernel.is_some() => "shm/cma or shm/slots",
+            (false, DataPath::Staged) => "shm/slots",
+            (false, DataPath::Messages(_)) => "shm/send-recv",
         }
     }
 

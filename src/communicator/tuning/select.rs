@@ -194,8 +194,8 @@ mod tests {
             copy_us_per_byte: 2.0e-5,
             reduce_us_per_byte: 0.9e-5,
             cross_us_per_byte: 3.5e-5,
-            kernel_us: 0.6,
-            kernel_us_per_byte: 7.0e-5,
+            cma_us: 0.6,
+            cma_us_per_byte: 7.0e-5,
             ..Costs::default()
         };
         let call = Call { count: bytes / 4, ..Call::new(collective, DataType::Float32) };

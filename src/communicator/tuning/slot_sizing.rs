@@ -1,7 +1,7 @@
 //! The connections of a communicator: how many slots of how many bytes fit a rank's buffers.
 
 use crate::communicator::call::portions::portion_bytes;
-use crate::config::{Config, DEFAULT_BUFFER_BYTES, Protection};
+use crate::config::{Config, DEFAULT_BUFF_SIZE, Protection};
 use crate::error::{Error, Result};
 use crate::executor::links::SegmentMap;
 use crate::plan::{CROWDED_STRIDE, PIPELINE_DEPTH, WIRE_STRIDE};
@@ -17,14 +17,14 @@ const LONGEST_SLOT: usize = 128 << 10;
 /// half, so that all rings together leave room in the last-level cache. With 4 ranks on 2 near
 /// cores 64 KiB take 19.3 us in place of 24.2, and 1 MiB 259 in place of 309
 /// (`benches/results/far-2026-11-21.txt`).
-pub(in crate::communicator) fn buffer_bytes(config: &Config, nranks: usize) -> usize {
-    let default = if nranks > 2 { DEFAULT_BUFFER_BYTES / 2 } else { DEFAULT_BUFFER_BYTES };
-    config.buffer_bytes.unwrap_or(default)
+pub(in crate::communicator) fn buff_size(config: &Config, nranks: usize) -> usize {
+    let default = if nranks > 2 { DEFAULT_BUFF_SIZE / 2 } else { DEFAULT_BUFF_SIZE };
+    config.buff_size.unwrap_or(default)
 }
 
 /// A connection's slots under the buffer budget of one rank.
 pub(in crate::communicator) fn geometry(config: &Config, nranks: usize) -> Result<FifoShape> {
-    slots_of(buffer_bytes(config, nranks), nranks)
+    slots_of(buff_size(config, nranks), nranks)
 }
 
 /// The slots of a connection where so many ranks divide so many bytes.
@@ -84,7 +84,7 @@ pub(in crate::communicator) fn on_hosts(
 ) -> Result<OnHosts> {
     let short = |slots: FifoShape| Lengths { cut: slots.slot_bytes.min(LONGEST_SHORT), whole: 0 };
     let wire = |geometry: FifoShape, steps: Lengths, messages: Lengths| {
-        let Config { protection, sockets: lanes, .. } = *config;
+        let Config { protection, nsocks: lanes, .. } = *config;
         Settings { geometry, steps, messages, protection, lanes }
     };
     if is_less(config, nranks) {
@@ -94,12 +94,12 @@ pub(in crate::communicator) fn on_hosts(
     // A share holds a slot, too, where messages between ranks of a host go through both.
     let among = if has_devices && most > 1 { nranks } else { most };
     // No less than ranks have that ask for nothing.
-    let bytes = buffer_bytes(config, nranks).max(default_bytes(among));
+    let bytes = buff_size(config, nranks).max(default_bytes(among));
     let slots = slots_of(bytes, among)?;
     let is_long = most == 1 && config.protection != Protection::Encrypted;
     let steps = match is_long {
         // Several sockets share a message only in pieces.
-        true if config.sockets > 1 => Lengths { cut: LONGEST_CUT, whole: 0 },
+        true if config.nsocks > 1 => Lengths { cut: LONGEST_CUT, whole: 0 },
         true => Lengths { cut: LONGEST_CUT, whole: LONGEST_WHOLE },
         false => short(slots),
     };
@@ -113,16 +113,16 @@ pub(in crate::communicator) fn on_hosts(
 
 /// Whether a rank is to have less memory than by default.
 fn is_less(config: &Config, nranks: usize) -> bool {
-    buffer_bytes(config, nranks) < default_bytes(nranks)
+    buff_size(config, nranks) < default_bytes(nranks)
 }
 
 fn default_bytes(nranks: usize) -> usize {
-    buffer_bytes(&Config::default(), nranks)
+    buff_size(&Config::default(), nranks)
 }
 
 /// Bytes of half of what a message has of pinned memory, in whole lines.
 fn half_share(config: &Config, nranks: usize) -> usize {
-    (portion_bytes(buffer_bytes(config, nranks), nranks) / nranks / 2 / 64 * 64).max(64)
+    (portion_bytes(buff_size(config, nranks), nranks) / nranks / 2 / 64 * 64).max(64)
 }
 
 /// Bytes of a segment in which the rings of any [`OnHosts`] have room: it is made before the ranks
@@ -181,10 +181,10 @@ mod tests {
 
     #[test]
     fn who_asks_for_the_size_of_the_default_gets_all_of_it() {
-        let asked = Config { buffer_bytes: Some(DEFAULT_BUFFER_BYTES), ..Config::default() };
-        assert_eq!(buffer_bytes(&asked, 4), DEFAULT_BUFFER_BYTES);
-        assert_eq!(buffer_bytes(&Config::default(), 4), DEFAULT_BUFFER_BYTES / 2);
-        assert_eq!(buffer_bytes(&Config::default(), 2), DEFAULT_BUFFER_BYTES);
+        let asked = Config { buff_size: Some(DEFAULT_BUFF_SIZE), ..Config::default() };
+        assert_eq!(buff_size(&asked, 4), DEFAULT_BUFF_SIZE);
+        assert_eq!(buff_size(&Config::default(), 4), DEFAULT_BUFF_SIZE / 2);
+        assert_eq!(buff_size(&Config::default(), 2), DEFAULT_BUFF_SIZE);
     }
 
     #[test]
@@ -194,15 +194,15 @@ mod tests {
         assert!(pages <= 256 << 10, "{pages}");
         for nranks in [2, 3, 4, 7, 8, 64, 100, 1000, 4096] {
             for asked in [None, Some(1), Some(2), Some(4), Some(64), Some(1024)] {
-                let buffer_bytes = asked.map(|mib: usize| (mib << 20) + 1000);
-                let config = Config { buffer_bytes, ..Config::default() };
+                let buff_size = asked.map(|mib: usize| (mib << 20) + 1000);
+                let config = Config { buff_size: buff_size, ..Config::default() };
                 let Ok(geometry) = geometry(&config, nranks) else {
                     // Some 400 bytes for each of 4,095 peers are more than 1 MiB.
                     assert!(nranks == 4096 && asked == Some(1));
                     continue;
                 };
                 let bytes = SegmentMap::new(nranks, geometry).bytes() - pages;
-                let most = super::buffer_bytes(&config, nranks);
+                let most = super::buff_size(&config, nranks);
                 assert!(bytes <= most, "{nranks} ranks, {asked:?} MiB: {bytes} of {most}");
             }
         }
@@ -210,7 +210,7 @@ mod tests {
 
     /// Of the pinned memory of a rank on a device.
     fn share(nranks: usize) -> usize {
-        portion_bytes(buffer_bytes(&Config::default(), nranks), nranks) / nranks / 64 * 64
+        portion_bytes(buff_size(&Config::default(), nranks), nranks) / nranks / 64 * 64
     }
 
     /// Without devices.
@@ -242,7 +242,7 @@ mod tests {
             assert!(messages.cut <= share(nranks) && slots.slot_bytes <= share(nranks));
             assert_eq!(messages.whole, 0);
         }
-        let spread = agreed(&Config { sockets: 2, ..Config::default() }, 8, 1).wire;
+        let spread = agreed(&Config { nsocks: 2, ..Config::default() }, 8, 1).wire;
         let pieces = Lengths { cut: LONGEST_CUT, whole: 0 };
         assert_eq!((spread.steps, spread.geometry.slot_bytes), (pieces, LONGEST_CUT));
         let sealed = Config { protection: Protection::Encrypted, ..Config::default() };
@@ -260,7 +260,7 @@ mod tests {
             assert!(map.within(segment_bytes(&default, nranks).unwrap()).bytes() <= 5 << 20);
         }
         // Less than the default is for all peers, wherever they are; more is not for less.
-        let given = |bytes| Config { buffer_bytes: Some(bytes), ..Config::default() };
+        let given = |bytes| Config { buff_size: Some(bytes), ..Config::default() };
         let OnHosts { slots, wire: Settings { geometry: wire, steps, messages, .. } } =
             agreed(&given(1 << 20), 8, 1);
         assert_eq!((slots, wire), (geometry(&given(1 << 20), 8).unwrap(), slots));

@@ -101,9 +101,9 @@ static LOADED: ForkSafeMutex<BTreeMap<u64, Arc<Kernels>>> = ForkSafeMutex::new(B
 
 /// A file with kernels to use instead of those that the library was built with.
 fn replacement() -> Result<Option<Vec<u8>>> {
-    let Ok(path) = std::env::var("RINGCOMM_KERNELS") else { return Ok(None) };
+    let Ok(path) = std::env::var("RINGCOMM_FATBIN") else { return Ok(None) };
     let read = |error: std::io::Error| {
-        Error::argument(format!("RINGCOMM_KERNELS={path:?} cannot be read: {error}"))
+        Error::argument(format!("RINGCOMM_FATBIN={path:?} cannot be read: {error}"))
     };
     std::fs::read(&path).map(Some).map_err(read)
 }

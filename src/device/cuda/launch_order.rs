@@ -60,8 +60,8 @@ impl SpinKernelsActive {
         while STATE.lock().under_way > 0 {
             if started.elapsed() > longest {
                 return Err(Error::Cuda(format!(
-                    "kernels that wait for each other cannot begin: memory that comes or goes \
-                     has held the driver for {} ms",
+                    "cannot start peer-to-peer kernels: an allocation or a free has held the CUDA \
+                     driver for {} ms",
                     longest.as_millis()
                 )));
             }

@@ -35,4 +35,4 @@ pub use memory::{DeviceMemory, Pinned, PointerKind, copy, fill};
 pub use stream_memops::{Registered, wait_value, write_value};
 
 /// The kernels for all architectures, compiled when the library was built; empty without nvcc.
-const FATBIN: &[u8] = include_bytes!(env!("RINGCOMM_FATBIN"));
+const FATBIN: &[u8] = include_bytes!(env!("RINGCOMM_EMBEDDED_FATBIN"));

@@ -1,6 +1,6 @@
 //! How much of everything a rank's kernels have, and where it lies.
 
-use crate::config::DEFAULT_BUFFER_BYTES;
+use crate::config::DEFAULT_BUFF_SIZE;
 use crate::device::cuda::abi;
 
 /// Blocks of a kernel that waits, on a device that others compute on. A block has 64 KiB of loads
@@ -46,10 +46,10 @@ pub struct P2pSizing {
 impl P2pSizing {
     /// For devices with so many multiprocessors each rank (of the smallest), under a budget for
     /// what peers write to: half is the inbox, half are slots.
-    pub fn new(nranks: usize, multiprocessors: usize, buffer_bytes: usize) -> P2pSizing {
+    pub fn new(nranks: usize, multiprocessors: usize, buff_size: usize) -> P2pSizing {
         // Half of a device is left to what the streams of its peers may have to wait for.
         let blocks = (multiprocessors / 2).clamp(1, MOST_BLOCKS);
-        P2pSizing::with_blocks(nranks, blocks, [buffer_bytes / 2; 2])
+        P2pSizing::with_blocks(nranks, blocks, [buff_size / 2; 2])
     }
 
     /// For ranks that share a device, and wait for nothing else on it. Where no budget is asked
@@ -57,13 +57,13 @@ impl P2pSizing {
     pub fn of_one_device(
         nranks: usize,
         multiprocessors: usize,
-        buffer_bytes: Option<usize>,
+        buff_size: Option<usize>,
     ) -> P2pSizing {
         let blocks = (multiprocessors / nranks).clamp(1, abi::MEETING_BLOCKS);
         let long = (nranks - 1).max(1) * blocks * DEPTH * LONG_SLOT;
-        let halves = match buffer_bytes {
+        let halves = match buff_size {
             Some(bytes) => [bytes / 2; 2],
-            None => [DEFAULT_BUFFER_BYTES / 2, long.min(MOST_LONG_BYTES / (2 * nranks))],
+            None => [DEFAULT_BUFF_SIZE / 2, long.min(MOST_LONG_BYTES / (2 * nranks))],
         };
         P2pSizing::with_blocks(nranks, blocks, halves)
     }

@@ -3,7 +3,7 @@
 //! A structure says its size first, so that programs built with an older header, whose structure
 //! is a prefix of today's, go on working: fields they do not have count as not set.
 
-use crate::config::{Config, DeviceChoice, LEAST_BUFFER_BYTES, MOST_SOCKETS, Protection, ports};
+use crate::config::{Config, DeviceChoice, LEAST_BUFF_SIZE, MOST_NSOCKS, Protection, ports};
 use crate::error::{Error, Result};
 use crate::ffi::convert;
 use crate::ffi::types::{RING_CONFIG_UNDEF_INT, RING_MAGIC, ringConfig_t};
@@ -20,18 +20,18 @@ fn undefined() -> ringConfig_t {
         magic: RING_MAGIC,
         version: crate::ffi::types::RING_VERSION_CODE as u32,
         timeoutMs: RING_CONFIG_UNDEF_INT.into(),
-        bufferBytes: RING_CONFIG_UNDEF_INT.into(),
+        buffSize: RING_CONFIG_UNDEF_INT.into(),
         deterministic: RING_CONFIG_UNDEF_INT,
         spins: RING_CONFIG_UNDEF_INT,
         debug: RING_CONFIG_UNDEF_INT,
         protection: RING_CONFIG_UNDEF_INT,
         algorithm: std::ptr::null(),
-        profile: std::ptr::null(),
+        tuningFile: std::ptr::null(),
         interfaces: std::ptr::null(),
         ports: std::ptr::null(),
-        sockets: RING_CONFIG_UNDEF_INT,
+        nsocks: RING_CONFIG_UNDEF_INT,
         device: RING_CONFIG_UNDEF_INT,
-        meetingMs: RING_CONFIG_UNDEF_INT.into(),
+        initTimeoutMs: RING_CONFIG_UNDEF_INT.into(),
     }
 }
 
@@ -103,7 +103,7 @@ fn field(name: &str, value: i64, least: i64, most: i64) -> Result<Option<i64>> {
     if (least..=most).contains(&value) {
         Ok(Some(value))
     } else {
-        Err(Error::argument(format!("config.{name} is {value}: {least} to {most} are possible")))
+        Err(Error::argument(format!("config.{name} is {value}; allowed: {least} to {most}")))
     }
 }
 
@@ -112,12 +112,12 @@ fn apply(fields: &ringConfig_t, config: &mut Config) -> Result<()> {
     if let Some(ms) = field("timeoutMs", fields.timeoutMs, 1, i64::MAX)? {
         config.timeout_ms = ms as u64;
     }
-    if let Some(ms) = field("meetingMs", fields.meetingMs, 1, i64::MAX)? {
-        config.meeting_ms = Some(ms as u64);
+    if let Some(ms) = field("initTimeoutMs", fields.initTimeoutMs, 1, i64::MAX)? {
+        config.init_timeout_ms = Some(ms as u64);
     }
-    let least = LEAST_BUFFER_BYTES as i64;
-    if let Some(bytes) = field("bufferBytes", fields.bufferBytes, least, i64::MAX)? {
-        config.buffer_bytes = Some(bytes as usize);
+    let least = LEAST_BUFF_SIZE as i64;
+    if let Some(bytes) = field("buffSize", fields.buffSize, least, i64::MAX)? {
+        config.buff_size = Some(bytes as usize);
     }
     if let Some(on) = field("deterministic", fields.deterministic.into(), 0, 1)? {
         config.deterministic = on == 1;
@@ -131,8 +131,8 @@ fn apply(fields: &ringConfig_t, config: &mut Config) -> Result<()> {
     if let Some(kind) = field("protection", fields.protection.into(), 0, 2)? {
         config.protection = [Clear, Checksum, Encrypted][kind as usize];
     }
-    if let Some(sockets) = field("sockets", fields.sockets.into(), 1, MOST_SOCKETS as i64)? {
-        config.sockets = sockets as usize;
+    if let Some(sockets) = field("nsocks", fields.nsocks.into(), 1, MOST_NSOCKS as i64)? {
+        config.nsocks = sockets as usize;
     }
     if let Some(device) = field("device", fields.device.into(), -1, i32::MAX.into())? {
         config.seat =
@@ -148,8 +148,8 @@ fn apply(fields: &ringConfig_t, config: &mut Config) -> Result<()> {
     if let Some(algorithm) = convert::text(fields.algorithm, "config.algorithm")? {
         config.algorithm = Some(algorithm);
     }
-    if let Some(profile) = convert::text(fields.profile, "config.profile")? {
-        config.profile = Some(profile);
+    if let Some(path) = convert::text(fields.tuningFile, "config.tuningFile")? {
+        config.tuning_file = Some(path);
     }
     Ok(())
 }
@@ -175,31 +175,31 @@ mod tests {
     fn every_field_reaches_the_configuration() {
         let config = applied(|raw| {
             raw.timeoutMs = 250;
-            raw.bufferBytes = 1 << 20;
+            raw.buffSize = 1 << 20;
             raw.deterministic = 1;
             raw.spins = 0;
             raw.debug = 2;
             raw.algorithm = c"ring".as_ptr();
-            raw.profile = c"costs".as_ptr();
+            raw.tuningFile = c"costs".as_ptr();
             raw.protection = RING_PROTECTION_ENCRYPTED;
-            raw.sockets = 3;
+            raw.nsocks = 3;
             raw.device = 5;
-            raw.meetingMs = 70;
+            raw.initTimeoutMs = 70;
             raw.interfaces = c"eth".as_ptr();
             raw.ports = c"7-9".as_ptr();
         });
         let wanted = Config {
             timeout_ms: 250,
-            buffer_bytes: Some(1 << 20),
+            buff_size: Some(1 << 20),
             deterministic: true,
             spins: Some(0),
             debug: 2,
             algorithm: Some("ring".into()),
-            profile: Some("costs".into()),
+            tuning_file: Some("costs".into()),
             protection: Protection::Encrypted,
-            sockets: 3,
+            nsocks: 3,
             seat: DeviceChoice::Device(5),
-            meeting_ms: Some(70),
+            init_timeout_ms: Some(70),
             interfaces: Some("eth".into()),
             ports: Some(7..=9),
             ..Config::default()
@@ -214,11 +214,11 @@ mod tests {
             seat: DeviceChoice::Host,
             interfaces: Some("eth".into()),
             family: Some(crate::config::AddressFamily::V6),
-            sockets: 3,
+            nsocks: 3,
             ..Config::default()
         };
         let child = of_child(environment);
-        assert_eq!(child, Config { sockets: 3, ..Config::default() });
+        assert_eq!(child, Config { nsocks: 3, ..Config::default() });
     }
 
     #[test]
@@ -226,14 +226,14 @@ mod tests {
         type Change = fn(&mut ringConfig_t);
         let bad: [(&str, Change); 10] = [
             ("timeoutMs is 0", |raw| raw.timeoutMs = 0),
-            ("bufferBytes is 100", |raw| raw.bufferBytes = 100),
+            ("buffSize is 100", |raw| raw.buffSize = 100),
             ("deterministic is 2", |raw| raw.deterministic = 2),
             ("spins is -1", |raw| raw.spins = -1),
             ("debug is 3", |raw| raw.debug = 3),
             ("protection is 3", |raw| raw.protection = 3),
-            ("sockets is 0", |raw| raw.sockets = 0),
+            ("nsocks is 0", |raw| raw.nsocks = 0),
             ("device is -2", |raw| raw.device = -2),
-            ("meetingMs is 0", |raw| raw.meetingMs = 0),
+            ("initTimeoutMs is 0", |raw| raw.initTimeoutMs = 0),
             ("config.ports=\"9-7\"", |raw| raw.ports = c"9-7".as_ptr()),
         ];
         for (text, change) in bad {

@@ -6,7 +6,7 @@ use super::endpoint::{NewLane, Settings};
 use super::inbound::Inbound;
 use super::outbound::Outbound;
 use super::slot_pool::SlotPool;
-use crate::config::MOST_SOCKETS;
+use crate::config::MOST_NSOCKS;
 use crate::error::Result;
 use crate::transport::fifo::{FifoShape, ReceivedMessage, Stamp};
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ const OTHER_LANES: u32 = 4;
 type Ended = u32;
 
 /// Lanes at most: each of a peer's sockets may come again.
-pub(super) const MOST_LANES: usize = 2 * MOST_SOCKETS;
+pub(super) const MOST_LANES: usize = 2 * MOST_NSOCKS;
 const _: () = assert!(MOST_LANES <= Ended::BITS as usize);
 
 /// A connection that is of no more use, why, and since when. The peer's death or failure, which

@@ -53,7 +53,7 @@ pub fn config(options: &Options) -> Result<Config> {
         config.timeout_ms = timeout_ms;
     }
     config.algorithm = options.algorithm.clone().or(config.algorithm);
-    config.profile = options.profile.clone().or(config.profile);
+    config.tuning_file = options.tuning.clone().or(config.tuning_file);
     config.deterministic |= options.deterministic;
     if options.tcp {
         // Hosts that are one machine meet there, whatever its other interfaces are.

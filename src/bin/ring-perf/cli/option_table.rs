@@ -138,17 +138,17 @@ pub static OPTIONS: &[Entry] = &[
         o.algorithm = Some(v.into());
         Ok(())
     }),
-    row(' ', "profile", Value("FILE"), "constants of the cost model, from a file", |o, v| {
-        o.profile = Some(v.into());
+    row(' ', "tuning", Value("FILE"), "constants of the cost model, from a file", |o, v| {
+        o.tuning = Some(v.into());
         Ok(())
     }),
     row(
         ' ',
-        "save-profile",
+        "save-tuning",
         Value("FILE"),
         "measure these constants, write them, and end",
         |o, v| {
-            o.save_profile = Some(v.into());
+            o.save_tuning = Some(v.into());
             Ok(())
         },
     ),

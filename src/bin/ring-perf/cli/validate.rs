@@ -45,7 +45,7 @@ const IDLE: &[Idle] = &[
     },
     Idle {
         beside: |o| o.simulate.is_some(),
-        options: &["profile"],
+        options: &["tuning"],
         why: "with --simulate: give the constants of the network with --network",
     },
     Idle {
@@ -86,9 +86,9 @@ impl Options {
             return Err("--network describes what --simulate RANKS simulates: give both".into());
         }
         self.reduces_something()?;
-        if self.save_profile.is_some() && (self.profile.is_some() || self.simulate.is_some()) {
+        if self.save_tuning.is_some() && (self.tuning.is_some() || self.simulate.is_some()) {
             return Err(
-                "--save-profile measures; it goes with neither --profile nor --simulate".into()
+                "--save-tuning measures; it goes with neither --tuning nor --simulate".into()
             );
         }
         self.goes_with_gpus()?;
@@ -166,7 +166,7 @@ impl Options {
             || self.deterministic
             || self.explain
             || self.plot.is_some()
-            || self.profile.is_some()
+            || self.tuning.is_some()
             || self.pin.is_some()
             || !(self.in_place && self.out_of_place);
         if self.gpus > 0 && (elsewhere || idle) {
@@ -288,7 +288,7 @@ mod tests {
             "--budget 50",
             "--probe 0",
             "--placement in",
-            "--profile x",
+            "--tuning x",
         ] {
             refused(&format!("--simulate 8 {option}"), "has no effect with --simulate");
         }
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn gpus_have_a_table_of_their_own() {
         for option in
-            ["-m 4", "-R 1", "--explain", "--placement in", "--pin 1", "--profile x", "--rewrite"]
+            ["-m 4", "-R 1", "--explain", "--placement in", "--pin 1", "--tuning x", "--rewrite"]
         {
             refused(&format!("-g 1 {option}"), "it goes with -t, -d, -o");
         }

@@ -1,8 +1,8 @@
-//! `--save-profile`: the constants of the cost model in a file that `--profile` reads.
+//! `--save-tuning`: the constants of the cost model in a file that `--tuning` reads.
 //!
-//! Every constant comes from communicators that measured it as they were made, so that a profile
-//! says nothing else than an ordinary start on a quiet machine would. Those of the wire between
-//! hosts are not in it: no wire was there, and who has one measures it.
+//! Every constant comes from communicators that measured it as they were made, so that a tuning
+//! file says nothing else than an ordinary start on a quiet machine would. Those of the wire
+//! between hosts are not in it: no wire was there, and who has one measures it.
 
 use crate::cli::outcome::Failure;
 use crate::report::machine::{allowed_cores, bind};
@@ -57,6 +57,6 @@ fn measure() -> Result<Costs> {
 pub fn save(path: &str) -> std::result::Result<String, Failure> {
     let text = Profile { costs: measure()?, knows_wire: false }.to_text();
     std::fs::write(path, &text)
-        .map_err(|error| Failure::Run(format!("--save-profile {path}: {error}")))?;
+        .map_err(|error| Failure::Run(format!("--save-tuning {path}: {error}")))?;
     Ok(text)
 }

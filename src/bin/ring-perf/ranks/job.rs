@@ -21,7 +21,7 @@ pub fn found(options: &Options) -> Option<Result<LaunchFacts>> {
         || options.tcp
         || options.naive
         || options.simulate.is_some()
-        || options.save_profile.is_some();
+        || options.save_tuning.is_some();
     let lookup = |name: &str| std::env::var(name).ok();
     if own || launched(lookup).is_err() {
         return None;

@@ -101,18 +101,18 @@ mod tests {
             let course = Course { transport: transport.into(), ..Course::default() };
             Row { bytes: 8, time_us: 1.0, course, registered, ..Row::default() }
         };
-        let shared = row("process staged", Some(false));
+        let shared = row("shm/slots", Some(false));
         let text = |new: &Row, old: &Row| {
             compare(std::slice::from_ref(new), std::slice::from_ref(old), 0.1).text
         };
         assert!(!text(&shared, &shared).contains("before"));
-        let told = text(&row("tcp", Some(false)), &shared);
-        assert!(told.contains("(tcp, before: process staged)\n# 1 rows of other"), "{told}");
-        let told = text(&row("process mapped", Some(true)), &shared);
-        let wanted = "(registered, before: not registered; process mapped, before: process staged)";
+        let told = text(&row("net/tcp", Some(false)), &shared);
+        assert!(told.contains("(tcp, before: shm/slots)\n# 1 rows of other"), "{told}");
+        let told = text(&row("shm/direct", Some(true)), &shared);
+        let wanted = "(registered, before: not registered; shm/direct, before: shm/slots)";
         assert!(told.contains(wanted), "{told}");
         // An older report does not say.
-        assert!(!text(&shared, &row("process staged", None)).contains("before"));
+        assert!(!text(&shared, &row("shm/slots", None)).contains("before"));
     }
 
     #[test]

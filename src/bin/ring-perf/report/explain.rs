@@ -89,12 +89,10 @@ fn course(
         ..course.clone()
     };
     let mapped = explanation.mapped.filter(|mapped| mapped.in_place || !in_place);
-    match (explanation.transport.strip_prefix("thread direct or "), mapped) {
-        (Some(_), Some(mapped)) => (direct(mapped, "thread direct"), None),
-        (Some(otherwise), None) => {
-            (Course { transport: format!("thread {otherwise}"), ..course }, None)
-        }
-        (None, Some(mapped)) if options.register => (direct(mapped, "process mapped"), None),
+    match (explanation.transport.strip_prefix("threads/direct or "), mapped) {
+        (Some(_), Some(mapped)) => (direct(mapped, "threads/direct"), None),
+        (Some(otherwise), None) => (Course { transport: otherwise.to_string(), ..course }, None),
+        (None, Some(mapped)) if options.register => (direct(mapped, "shm/direct"), None),
         (None, mapped) => (course, mapped),
     }
 }
@@ -128,7 +126,7 @@ fn together(calls: &[(Bucket, Option<Mapped>)]) -> Course {
                 mapped.map_or(bucket.course.predicted_us, |mapped| mapped.predicted_us)
             });
             format!(
-                "registered: {} over process mapped, predicted {} us",
+                "registered: {} over shm/direct, predicted {} us",
                 joined(names),
                 time(times.sum())
             )
@@ -150,7 +148,7 @@ mod tests {
     fn bucket(algorithm: &str, predicted_us: f64) -> Bucket {
         let course = Course {
             algorithm: algorithm.into(),
-            transport: "process staged".into(),
+            transport: "shm/slots".into(),
             chunks: 2,
             predicted_us,
             ..Course::default()
@@ -168,8 +166,8 @@ mod tests {
         ];
         let step = together(&calls);
         assert_eq!((step.algorithm.as_str(), step.predicted_us), ("ring+oneshot", 41.0));
-        assert_eq!((step.transport.as_str(), step.chunks), ("process staged", 0));
-        let mapped = "registered: twoshot+oneshot over process mapped, predicted 11.00 us";
+        assert_eq!((step.transport.as_str(), step.chunks), ("shm/slots", 0));
+        let mapped = "registered: twoshot+oneshot over shm/direct, predicted 11.00 us";
         assert_eq!(step.mapped, mapped);
         // A call alone is itself, all of it.
         let one = bucket("ring", 10.0);

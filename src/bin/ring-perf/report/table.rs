@@ -33,7 +33,7 @@ pub fn memory_share(row: &Row, machine: &Machine) -> f64 {
 /// With `--tcp`: how the ranks reach each other.
 pub fn network(options: &Options) -> Option<String> {
     let config = mode::config(options).ok().filter(|_| options.tcp)?;
-    let sockets = match config.sockets {
+    let sockets = match config.nsocks {
         1 => "1 socket".into(),
         several => format!("{several} sockets"),
     };
@@ -357,7 +357,7 @@ mod tests {
     #[test]
     fn a_step_is_told_as_its_sum_and_its_buckets() {
         let bucket = |bytes, algorithm: &str, slices, predicted_us| {
-            let (algorithm, transport) = (algorithm.to_string(), "thread direct".to_string());
+            let (algorithm, transport) = (algorithm.to_string(), "threads/direct".to_string());
             let course = Course { algorithm, transport, slices, predicted_us, ..Course::default() };
             let course = Course { channels: 1, chunks: 2, slice_bytes: 8, ..course };
             Bucket { bytes, count: bytes / 4, course }
@@ -377,9 +377,9 @@ mod tests {
         let text = explanation(Some(&row), None);
         let wanted = "#   out of place: 3 all-reduces; predicted 70.00 us, measured 140.0 (2.00 \
             of it)\n\
-            #     2 of 16 to 64 B: twoshot over thread direct, channels 1, chunks 2, slices 1 to 4 \
-            of 8 B; predicted 50.00 us\n\
-            #     1 of 8 B: oneshot over thread direct, channels 1, chunks 2, slices 1 of 8 B; \
+            #     2 of 16 to 64 B: twoshot over threads/direct, channels 1, chunks 2, slices 1 to \
+            4 of 8 B; predicted 50.00 us\n\
+            #     1 of 8 B: oneshot over threads/direct, channels 1, chunks 2, slices 1 of 8 B; \
             predicted 20.00 us";
         assert_eq!(text, wanted);
     }

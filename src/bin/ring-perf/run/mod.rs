@@ -70,12 +70,12 @@ fn run(options: &Options, on_gpus: OnGpus, created: &mut Vec<String>) -> Result<
     if let Some(name) = &options.algorithm {
         Algorithm::from_name(name).map_err(|error| Failure::Option(format!("--algo: {error}")))?;
     }
-    if let Some(path) = &options.save_profile {
+    if let Some(path) = &options.save_tuning {
         say(tuning_file::save(path)?.trim_end());
         return Ok(Status::Fine);
     }
-    if let Some(path) = &options.profile {
-        Profile::read(path).map_err(|error| Failure::Option(format!("--profile: {error}")))?;
+    if let Some(path) = &options.tuning {
+        Profile::read(path).map_err(|error| Failure::Option(format!("--tuning: {error}")))?;
     }
     if let Some(nranks) = options.simulate {
         return simulated(options, nranks);
@@ -279,7 +279,7 @@ fn outputs_are_writable(options: &Options, created: &mut Vec<String>) -> Result<
         ("--json", options.json.as_ref()),
         ("--csv", csv),
         ("--plot", options.plot.as_ref()),
-        ("--save-profile", options.save_profile.as_ref()),
+        ("--save-tuning", options.save_tuning.as_ref()),
     ];
     for (name, path) in outputs {
         let Some(path) = path else { continue };

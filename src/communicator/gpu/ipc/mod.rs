@@ -212,7 +212,7 @@ impl IpcRank {
 
     /// How calls have run so far, in words.
     pub fn transport(&self) -> &'static str {
-        if self.has_detoured { "cuda fused by ipc, or pinned" } else { "cuda fused by ipc" }
+        if self.has_detoured { "gpu/fused by ipc, or gpu/staged" } else { "gpu/fused by ipc" }
     }
 
     pub fn pages(&self) -> &DevicePages {

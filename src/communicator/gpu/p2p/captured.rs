@@ -46,7 +46,7 @@ impl IpcRank {
         let crew = self.crew.as_mut().filter(|crew| crew.is_asked() && !is_apart(call))?;
         let shape = shape(call);
         let chosen = crew.way(shape).ok().flatten()?;
-        Some((chosen, crew.channels(&shape, chosen.way), "cuda flags by ipc"))
+        Some((chosen, crew.channels(&shape, chosen.way), "gpu/p2p by ipc"))
     }
 
     /// How kernels that wait for each other do the call, if they do.

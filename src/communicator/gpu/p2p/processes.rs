@@ -137,9 +137,7 @@ pub fn agreed<T>(mine: Result<T>, talk: &mut Talk) -> Result<Result<T>> {
     let all = talk.exchange(u64::from(mine.is_ok()), 0..talk.links.nranks)?;
     Ok(mine.and_then(|mine| match all.iter().position(|able| *able == 0) {
         None => Ok(mine),
-        Some(rank) => Err(Error::Cuda(format!(
-            "rank {rank} cannot have kernels that wait for other processes'"
-        ))),
+        Some(rank) => Err(Error::Cuda(format!("rank {rank} cannot run peer-to-peer kernels"))),
     }))
 }
 
@@ -337,7 +335,8 @@ fn offered(
     let ground = DeferredFree::<DeviceMemory>::of(device, geometry.ground_bytes())?;
     let _current = device.enter()?;
     let address = ground.pointer().expose_provenance() as Address;
-    let refused = || Error::Cuda("the driver does not share memory that it has given".into());
+    let refused =
+        || Error::Cuda("the CUDA driver returned no IPC handle for its own allocation".into());
     let allocation = device.allocation(address)?.ok_or_else(refused)?;
     let handle = match allocation.base == address {
         true => device.export(&allocation)?.ok_or_else(refused)?,

@@ -24,7 +24,7 @@ pub struct GpuSettings {
     pub algorithm: Option<Algorithm>,
     pub deterministic: bool,
     /// Of what peers write to; `None` leaves it to the ranks' geometry.
-    pub buffer_bytes: Option<usize>,
+    pub buff_size: Option<usize>,
     pub timeout: Duration,
 }
 
@@ -192,8 +192,8 @@ mod tests {
     }
 
     fn asked(algorithm: Option<Algorithm>, deterministic: bool) -> GpuSettings {
-        let (buffer_bytes, timeout) = (None, Duration::from_secs(1));
-        GpuSettings { algorithm, deterministic, buffer_bytes, timeout }
+        let (buff_size, timeout) = (None, Duration::from_secs(1));
+        GpuSettings { algorithm, deterministic, buff_size, timeout }
     }
 
     /// What eight ranks do where `does` says what there is.

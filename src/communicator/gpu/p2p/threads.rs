@@ -11,7 +11,7 @@
 use super::select::{ChosenKernelPath, LinkCosts, Ways};
 use super::trial;
 use crate::communicator::gpu::fused::barrier::{RankCall, RankDevice};
-use crate::config::DEFAULT_BUFFER_BYTES;
+use crate::config::DEFAULT_BUFF_SIZE;
 use crate::device::cuda::{
     Address, Capture, DeferredFree, DeviceMemory, Event, Kernels, OwnedStream, RawStream,
     SpinKernelsActive, in_one_order,
@@ -97,13 +97,13 @@ impl P2pThreads {
             return Ok(None);
         }
         let multiprocessors = sittings.iter().map(|one| one.device.multiprocessors as usize).min();
-        let (least, bytes) = (multiprocessors.unwrap_or(1), asked.buffer_bytes);
+        let (least, bytes) = (multiprocessors.unwrap_or(1), asked.buff_size);
         if is_together && nranks > least {
             return Ok(None);
         }
         let geometry = match is_together {
             true => P2pSizing::of_one_device(nranks, least, bytes),
-            false => P2pSizing::new(nranks, least, bytes.unwrap_or(DEFAULT_BUFFER_BYTES)),
+            false => P2pSizing::new(nranks, least, bytes.unwrap_or(DEFAULT_BUFF_SIZE)),
         };
         let longest = asked.timeout / 2;
         let interlocked = (!is_together).then(|| SpinKernelsActive::begin(longest)).transpose()?;

@@ -338,8 +338,8 @@ impl StreamWaitCheck for OpWatchdog<'_> {
         }
         if waited > self.watched.timeout {
             return Err(Error::Cuda(format!(
-                "rank {rank} waited {} ms in {} for its own stream to come to the call; raise \
-                 RINGCOMM_TIMEOUT_MS if the work before it takes that long",
+                "rank {rank} waited {} ms in {} for earlier work on its own stream; raise \
+                 RINGCOMM_TIMEOUT_MS if that work takes so long",
                 waited.as_millis(),
                 self.operation()
             )));
@@ -357,8 +357,8 @@ impl StreamWaitCheck for CommHealth {
         }
         if waited > self.timeout {
             return Err(Error::Cuda(format!(
-                "rank {rank} waited {} ms for its own stream to come to its messages; raise \
-                 RINGCOMM_TIMEOUT_MS if the work before them takes that long",
+                "rank {rank} waited {} ms for earlier work on its own stream; raise \
+                 RINGCOMM_TIMEOUT_MS if that work takes so long",
                 waited.as_millis()
             )));
         }
