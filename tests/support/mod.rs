@@ -59,7 +59,7 @@ fn number<T: std::str::FromStr>(name: &str) -> Option<T> {
 pub fn small_slots(nranks: usize, slot_bytes: usize) -> Config {
     // A ring's counter is 128 bytes, a slot's header 64.
     let buff_size = Some((nranks - 1).max(1) * (128 + 2 * (slot_bytes + 64)));
-    Config { buff_size: buff_size, ..config() }
+    Config { buff_size, ..config() }
 }
 
 /// A configuration whose choices do not depend on how busy the machine is: the cost model's default

@@ -49,7 +49,7 @@ fn messages_are_lent_from_where_that_wins_back_the_wait() {
     assert_eq!(by_kernel, usize::MAX);
     let slot = 2.0 * near.copy_us_per_byte;
     let with = |cma_us_per_byte| {
-        zero_copy_from(&Costs { cma_us_per_byte: cma_us_per_byte, ..near.clone() })[1]
+        zero_copy_from(&Costs { cma_us_per_byte, ..near.clone() })[1]
     };
     assert_eq!(with(slot), usize::MAX);
     assert_eq!(with(near.copy_us_per_byte), reached);

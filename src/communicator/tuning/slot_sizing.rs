@@ -195,7 +195,7 @@ mod tests {
         for nranks in [2, 3, 4, 7, 8, 64, 100, 1000, 4096] {
             for asked in [None, Some(1), Some(2), Some(4), Some(64), Some(1024)] {
                 let buff_size = asked.map(|mib: usize| (mib << 20) + 1000);
-                let config = Config { buff_size: buff_size, ..Config::default() };
+                let config = Config { buff_size, ..Config::default() };
                 let Ok(geometry) = geometry(&config, nranks) else {
                     // Some 400 bytes for each of 4,095 peers are more than 1 MiB.
                     assert!(nranks == 4096 && asked == Some(1));
