@@ -109,10 +109,10 @@ PURE = ["algorithm::", "device::cuda::", "device::host::", "plan::", "simulation
 # Counts the process's mappings, among which a sanitizer has its own.
 MAPPINGS = ["mirrors_of_many_ranks"]
 CONCURRENT = ["bootstrap", "buffer_visits", "fifo", "hosts", "meeting", "messages", "mismatches",
-              "splits", "stream", "transport_leaks", "transport_memory", "transport_tcp"]
+              "splits", "stream", "transport_leaks", "transport_memory", "transport_network"]
 # Those of them whose code has memory of its own making: slots, windows, messages, what is mapped.
 HOLDING = ["buffer_visits", "fifo", "hosts", "messages", "stream", "transport_leaks",
-           "transport_memory", "transport_tcp"]
+           "transport_memory", "transport_network"]
 # Most of a minute each under a sanitizer: matrices of long vectors, whose threads the shorter calls
 # have, too, and processes that are killed, which leave none to report.
 LONG = ["every_algorithm_cuts_long_vectors", "that_disagree_on_long_vectors",

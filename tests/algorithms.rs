@@ -96,8 +96,7 @@ fn every_algorithm_streams_long_vectors_through_deep_connections() {
     for (slots, nranks) in [4, 16].into_iter().flat_map(|slots| RANKS.map(|ranks| (slots, ranks))) {
         let buff_size = Some((nranks - 1).max(1) * (128 + slots * (8192 + 64)));
         let profile = profile(slots);
-        let config =
-            Config { buff_size, tuning_file: Some(profile.clone()), ..config() };
+        let config = Config { buff_size, tuning_file: Some(profile.clone()), ..config() };
         let mut cases = Vec::new();
         for collective in Collective::ALL {
             for data_type in [DataType::Int16, DataType::Float32] {

@@ -6,9 +6,8 @@
 use libfuzzer_sys::fuzz_target;
 use ringcomm::config::Protection;
 use ringcomm::transport::fifo::{FifoShape, Stamp};
-use ringcomm::transport::tcp::{
-    FRAME_BYTES, Frame, LaneKeys, Lengths, NewLane, Settings, TcpConnection,
-};
+use ringcomm::transport::network::{Connection, Lengths};
+use ringcomm::transport::tcp::{FRAME_BYTES, Frame, LaneKeys, NewLane, Settings, TcpConnection};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
@@ -102,7 +101,7 @@ impl World {
 
     fn want(&mut self, length: usize) {
         let mut place: Box<[u8]> = vec![0; length].into();
-        self.receiver.want_at(place.as_mut_ptr(), length, &stamp(self.received));
+        self.receiver.receive_at(place.as_mut_ptr(), length, &stamp(self.received));
         self.landings.push(place);
     }
 
@@ -179,7 +178,7 @@ fuzz_target!(|data: &[u8]| {
                 world.insert(number, &header);
             }
             6 => world.want(1 + number % world.geometry.slot_bytes),
-            _ => world.receiver.want_nowhere(),
+            _ => world.receiver.receive_anywhere(),
         }
     }
     // What is whole on the wire arrives.

@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use ringcomm::algorithm::Algorithm;
-use ringcomm::config::{Config, LEAST_BUFFER_BYTES};
+use ringcomm::config::{Config, LEAST_BUFF_SIZE};
 
 /// What a number spells, in more bits than any setting has.
 fn spelled(text: &str) -> u128 {
@@ -38,7 +38,7 @@ fuzz_target!(|data: &[u8]| {
     let means = |name: &str, value: u64| number(name).is_none_or(|n| n == u128::from(value));
     assert!(means("RINGCOMM_TIMEOUT_MS", config.timeout_ms) && config.timeout_ms > 0);
     assert!(means("RINGCOMM_BUFFSIZE", config.buff_size.unwrap_or(0) as u64));
-    assert!(config.buff_size.is_none_or(|bytes| bytes >= LEAST_BUFFER_BYTES));
+    assert!(config.buff_size.is_none_or(|bytes| bytes >= LEAST_BUFF_SIZE));
     assert!(means("RINGCOMM_SPINS", config.spins.unwrap_or(0).into()));
     assert!(means("RINGCOMM_DEBUG", config.debug.into()));
     assert_eq!(number("RINGCOMM_DETERMINISTIC").unwrap_or(0) != 0, config.deterministic);

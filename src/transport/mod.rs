@@ -3,11 +3,13 @@
 //! A connection is a ring of slots ([`fifo`]) in memory that both ends address: a [`segment`],
 //! later device memory or the two ends of a socket. User memory that is shared beforehand
 //! ([`shm_export`]) needs no slots, nor what the kernel copies from a peer's ([`cma`]). Every wait
-//! goes through [`wait`], which also sees peers die ([`pidfd`]).
+//! goes through [`wait`], which also sees peers die ([`pidfd`]). Other hosts are reached through
+//! what implements the traits of [`network`]; today that is [`tcp`].
 
 pub mod cma;
 pub mod core_distance;
 pub mod fifo;
+pub mod network;
 pub mod pidfd;
 pub mod segment;
 pub mod shm_export;

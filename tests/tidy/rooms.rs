@@ -58,7 +58,7 @@ const HOUSES: [(&str, &[&str]); 6] = [
         "src/transport",
         &[
             "mod prefetch fifo wait wait_tests segment pidfd core_distance",
-            "cma fd_mailbox shm_export shm_import",
+            "cma fd_mailbox shm_export shm_import network",
             "tcp",
         ],
     ),

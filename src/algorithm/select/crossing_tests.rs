@@ -48,9 +48,7 @@ fn messages_are_lent_from_where_that_wins_back_the_wait() {
     // Nobody may; a kernel that is as slow as a slot; one that is as fast as the processor.
     assert_eq!(by_kernel, usize::MAX);
     let slot = 2.0 * near.copy_us_per_byte;
-    let with = |cma_us_per_byte| {
-        zero_copy_from(&Costs { cma_us_per_byte, ..near.clone() })[1]
-    };
+    let with = |cma_us_per_byte| zero_copy_from(&Costs { cma_us_per_byte, ..near.clone() })[1];
     assert_eq!(with(slot), usize::MAX);
     assert_eq!(with(near.copy_us_per_byte), reached);
     let begun = Costs { cma_us: won, cma_us_per_byte: near.copy_us_per_byte, ..near };

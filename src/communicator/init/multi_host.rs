@@ -212,7 +212,8 @@ impl RemotePeers {
         let remote = self.hosts.iter().map(|host| *host != self.hosts[rank]).collect();
         let post = self.start(rank, links.pages(), remote, inbox.clone(), id, config)?;
         let connector = post.engine.connector();
-        links.attach(TcpEndpoint::new(rank, links.nranks, wire, inbox, connector));
+        let endpoint = TcpEndpoint::new(rank, links.nranks, wire, inbox, connector);
+        links.attach(Box::new(endpoint));
         Ok(post)
     }
 

@@ -7,7 +7,8 @@ use crate::executor::links::SegmentMap;
 use crate::plan::{CROWDED_STRIDE, PIPELINE_DEPTH, WIRE_STRIDE};
 use crate::transport::DEPTH;
 use crate::transport::fifo::FifoShape;
-use crate::transport::tcp::{Lengths, Settings};
+use crate::transport::network::Lengths;
+use crate::transport::tcp::Settings;
 
 /// The longest a slot is: a slot, what it is reduced with and the result share the second-level
 /// cache (1 MiB on Zen 4) with as much again of the slice before.

@@ -12,8 +12,8 @@ use crate::device::host::{STREAMED_LEAST, streams_far};
 use crate::error::{Error, Result};
 use crate::transport::core_distance::{Distance, Ticks};
 use crate::transport::fifo::{FifoShape, Receiver, Sender, Stamp};
+use crate::transport::network::Endpoint;
 use crate::transport::segment::Segment;
-use crate::transport::tcp::TcpEndpoint;
 use crate::transport::wait::{self, Doorbell, SpinPolicy, WaitCheck};
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,8 +33,8 @@ pub enum Reach {
 enum PeerLink {
     /// Slots in memory that both ends address.
     Slots { sender: Sender, receiver: Receiver, reach: Reach, distance: Distance },
-    /// Sockets: see [`remote`].
-    Sockets,
+    /// Remote: see [`remote`].
+    Remote,
 }
 
 /// Everything a rank needs to talk: created once, then used by one operation at a time.
@@ -51,7 +51,7 @@ pub struct Links {
     /// From where on a peer is far.
     far: Ticks,
     /// The connections with peers on other machines, if there are any.
-    pub(super) network: Option<Box<TcpEndpoint>>,
+    pub(super) network: Option<Box<dyn Endpoint>>,
 }
 
 /// A control page inside a segment that `Links::segments` keeps alive.
@@ -203,7 +203,7 @@ impl Links {
         assert!(locals <= map.locals);
         let link = |peer: usize| match reach[peer] {
             _ if peer == rank => None,
-            Reach::Network => Some(PeerLink::Sockets),
+            Reach::Network => Some(PeerLink::Remote),
             // SAFETY: both rings lie inside segments of at least `map.bytes()` zeroed bytes that
             // the links keep mapped; this rank is the only sender into the peer's ring for it and
             // the only receiver of its own.
@@ -228,8 +228,8 @@ impl Links {
     }
 
     /// Give the links that reach through the network their connections.
-    pub fn attach(&mut self, network: TcpEndpoint) {
-        self.network = Some(Box::new(network));
+    pub fn attach(&mut self, network: Box<dyn Endpoint>) {
+        self.network = Some(network);
     }
 
     pub fn pages(&self) -> Pages {
@@ -261,7 +261,7 @@ impl Links {
     fn slots(&mut self, peer: usize) -> Option<(&mut Sender, &mut Receiver)> {
         match self.links[peer].as_mut().expect("no plan sends to its own rank") {
             PeerLink::Slots { sender, receiver, .. } => Some((sender, receiver)),
-            PeerLink::Sockets => None,
+            PeerLink::Remote => None,
         }
     }
 
@@ -289,7 +289,7 @@ impl Links {
         match &self.links[peer] {
             None => Reach::Process,
             Some(PeerLink::Slots { reach, .. }) => *reach,
-            Some(PeerLink::Sockets) => Reach::Network,
+            Some(PeerLink::Remote) => Reach::Network,
         }
     }
 
@@ -335,7 +335,7 @@ impl Links {
         match &mut self.network {
             None => wait::wait(patience, (bell, theirs), peer, watch, poll),
             Some(network) => {
-                let mut waiting = remote::OnBoth { bell, network, poll };
+                let mut waiting = remote::OnBoth { bell, network: &mut **network, poll };
                 wait::wait_on(patience, peer, watch, &mut waiting)
             }
         }
@@ -344,7 +344,7 @@ impl Links {
     /// Wait for room to send `bytes` to `peer`; where to write them.
     #[inline]
     pub fn reserve(&mut self, peer: usize, bytes: usize, watch: &dyn WaitCheck) -> Result<*mut u8> {
-        if let Some(PeerLink::Sockets) = self.links[peer] {
+        if let Some(PeerLink::Remote) = self.links[peer] {
             return self.reserve_remote(peer, bytes, watch);
         }
         match self.try_reserve(peer, bytes) {

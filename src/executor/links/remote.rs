@@ -10,7 +10,7 @@ use super::{Links, Reach};
 use crate::device::host::copy;
 use crate::error::{Error, Result};
 use crate::transport::fifo::{ReceivedMessage, Stamp};
-use crate::transport::tcp::{Lengths, TcpConnection, TcpEndpoint};
+use crate::transport::network::{Connection, Endpoint, Lengths};
 use crate::transport::wait::{self, Doorbell, OnBell, WaitCheck, Waiting};
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ const EXPLANATION: Duration = Duration::from_millis(700);
 /// Waiting for a local peer's bell while messages to other machines have to be written.
 pub(super) struct OnBoth<'a, F> {
     pub bell: &'a Doorbell,
-    pub network: &'a mut TcpEndpoint,
+    pub network: &'a mut dyn Endpoint,
     pub poll: F,
 }
 
@@ -58,11 +58,11 @@ enum ConnectionEnd {
 }
 
 impl ConnectionEnd {
-    fn of(network: &mut TcpEndpoint, peer: usize) -> Option<ConnectionEnd> {
+    fn of(network: &mut dyn Endpoint, peer: usize) -> Option<ConnectionEnd> {
         if let Some(error) = network.shortage() {
             return Some(ConnectionEnd::Own(error.clone()));
         }
-        network.breach(peer).map(|why| ConnectionEnd::Broken(why.to_string()))
+        network.failure(peer).map(|why| ConnectionEnd::Broken(why.to_string()))
     }
 
     fn error(self, peer: usize, watch: &dyn WaitCheck) -> Error {
@@ -75,12 +75,12 @@ impl ConnectionEnd {
 
 /// Waiting for a peer on another machine.
 struct OnNetwork<'a, F> {
-    network: &'a mut TcpEndpoint,
+    network: &'a mut dyn Endpoint,
     peer: usize,
     poll: F,
 }
 
-impl<T, F: FnMut(&mut TcpConnection) -> Option<T>> Waiting for OnNetwork<'_, F> {
+impl<T, F: FnMut(&mut dyn Connection) -> Option<T>> Waiting for OnNetwork<'_, F> {
     type Value = std::result::Result<T, ConnectionEnd>;
 
     fn poll(&mut self) -> Option<Self::Value> {
@@ -128,15 +128,15 @@ impl Links {
         self.next_piece(usize::MAX, 0)
     }
 
-    fn remote(&mut self) -> &mut TcpEndpoint {
-        self.network.as_mut().expect("remote peers come with a network")
+    fn remote(&mut self) -> &mut dyn Endpoint {
+        &mut **self.network.as_mut().expect("remote peers come with a network")
     }
 
     fn wait_network<T>(
         &mut self,
         peer: usize,
         watch: &dyn WaitCheck,
-        poll: impl FnMut(&mut TcpConnection) -> Option<T>,
+        poll: impl FnMut(&mut dyn Connection) -> Option<T>,
     ) -> Result<T> {
         let patience = self.patience;
         let mut waiting = OnNetwork { network: self.remote(), peer, poll };
@@ -196,7 +196,7 @@ impl Links {
 
     /// Whether what is lent to remote peers leaves from where it lies.
     pub fn lends(&self) -> bool {
-        self.network.as_ref().is_some_and(|network| network.lends())
+        self.network.as_ref().is_some_and(|network| network.is_zero_copy())
     }
 
     /// Send `bytes` bytes to a remote `peer` from where they lie.
@@ -213,7 +213,7 @@ impl Links {
     ) -> Result<()> {
         self.wait_network(peer, watch, |connection| {
             // SAFETY: the caller's promise.
-            unsafe { connection.lend(stamp, payload, bytes) }.then_some(())
+            unsafe { connection.send_from(stamp, payload, bytes) }.then_some(())
         })?;
         self.remote().posted(peer);
         Ok(())
@@ -238,7 +238,7 @@ impl Links {
         }
         let connection = network.connection(peer);
         // SAFETY: the caller's promise.
-        let lent = unsafe { connection.lend(stamp, payload, bytes) };
+        let lent = unsafe { connection.send_from(stamp, payload, bytes) };
         network.posted(peer);
         Ok(lent)
     }
@@ -256,10 +256,10 @@ impl Links {
         watch: &dyn WaitCheck,
     ) -> Result<()> {
         let outcome = self.wait_network(peer, watch, |connection| {
-            connection.want_at(target, bytes, stamp);
+            connection.receive_at(target, bytes, stamp);
             connection.try_wait()
         });
-        self.remote().connection(peer).want_nowhere();
+        self.remote().connection(peer).receive_anywhere();
         let (message, landed) = outcome?;
         // SAFETY: the caller's promise.
         unsafe { self.keep(peer, stamp, target, bytes, (message, landed), watch) }
@@ -281,7 +281,7 @@ impl Links {
         // The peer may not send before it has what this rank still has to write.
         network.flush();
         let connection = network.connection(peer);
-        connection.want_at(target, bytes, stamp);
+        connection.receive_at(target, bytes, stamp);
         let Some(come) = connection.try_wait() else {
             return ConnectionEnd::of(network, peer)
                 .map_or(Ok(false), |end| Err(end.error(peer, watch)));

@@ -9,6 +9,7 @@ use super::slot_pool::SlotPool;
 use crate::config::MOST_NSOCKS;
 use crate::error::Result;
 use crate::transport::fifo::{FifoShape, ReceivedMessage, Stamp};
+use crate::transport::network::Connection;
 use std::time::{Duration, Instant};
 
 /// Slots of the receiving half: a reader takes a message as soon as it is there, so few are ever
@@ -116,52 +117,8 @@ impl TcpConnection {
         self.is_broken() || self.lanes.iter().all(DataSocket::is_delivered)
     }
 
-    pub fn is_written(&self) -> bool {
-        self.outbound.is_written()
-    }
-
-    pub fn try_reserve(&mut self, length: usize) -> Option<*mut u8> {
-        if !self.outbound.has_room() {
-            self.flush();
-        }
-        self.outbound.try_reserve(length)
-    }
-
-    pub fn post(&mut self, stamp: &Stamp, length: usize) {
-        self.outbound.post(stamp, length);
-        self.flush();
-    }
-
-    /// Send `length` bytes from where they lie; whether there was room.
-    ///
-    /// # Safety
-    /// They stay as they are until `is_written`.
-    pub unsafe fn lend(&mut self, stamp: &Stamp, payload: *const u8, length: usize) -> bool {
-        if !self.outbound.has_room() {
-            self.flush();
-        }
-        // SAFETY: the caller's promise.
-        let lent = unsafe { self.outbound.lend(stamp, payload, length) };
-        if lent {
-            self.flush();
-        }
-        lent
-    }
-
     pub fn settle(&mut self, address: *const u8, bytes: usize) {
         self.outbound.settle(address, bytes);
-    }
-
-    /// Hand what is posted to the kernel, as far as it takes it.
-    pub fn flush(&mut self) {
-        if self.broken.is_some() {
-            return;
-        }
-        for lane in &mut self.lanes {
-            if let Err(why) = lane.write(&mut self.outbound) {
-                return self.breaks(&why.to_string());
-            }
-        }
     }
 
     /// See whether anybody is at the other end, which writing and reading do not tell.
@@ -169,46 +126,6 @@ impl TcpConnection {
         if self.lanes.iter_mut().any(DataSocket::is_silent) {
             self.breaks("nobody at its other end has answered for seconds");
         }
-    }
-
-    /// The next message, if it has come, and whether it lies where `want_at` said.
-    pub fn try_wait(&mut self) -> Option<(ReceivedMessage, bool)> {
-        let ready = self.inbound.ready();
-        if ready.is_some() {
-            return ready;
-        }
-        self.polls = self.polls.wrapping_add(1);
-        let all = self.broken.is_some() || self.polls.is_multiple_of(OTHER_LANES);
-        let ended = self.ended;
-        let worth = |(index, lane): &(usize, &mut DataSocket)| {
-            ended & 1 << index == 0 && (all || *index == 0 || lane.is_reading())
-        };
-        let mut failure = None;
-        for (index, lane) in self.lanes.iter_mut().enumerate().filter(worth) {
-            if let Err(why) = lane.read(&mut self.inbound) {
-                self.ended |= 1 << index;
-                failure = Some(why);
-            }
-        }
-        if let Some(why) = failure {
-            if matches!(why, SocketBroken::Damaged(_)) {
-                self.ended = Ended::MAX;
-            }
-            self.breaks(&why.to_string());
-        }
-        self.inbound.ready()
-    }
-
-    pub fn want_at(&mut self, address: *mut u8, length: usize, stamp: &Stamp) {
-        self.inbound.want_at(address, length, stamp);
-    }
-
-    pub fn want_nowhere(&mut self) {
-        self.inbound.want_nowhere();
-    }
-
-    pub fn free(&mut self) {
-        self.inbound.free();
     }
 
     pub fn breaks(&mut self, why: &str) {
@@ -245,12 +162,93 @@ impl TcpConnection {
     }
 }
 
+impl Connection for TcpConnection {
+    fn try_reserve(&mut self, length: usize) -> Option<*mut u8> {
+        if !self.outbound.has_room() {
+            self.flush();
+        }
+        self.outbound.try_reserve(length)
+    }
+
+    fn post(&mut self, stamp: &Stamp, length: usize) {
+        self.outbound.post(stamp, length);
+        self.flush();
+    }
+
+    unsafe fn send_from(&mut self, stamp: &Stamp, payload: *const u8, length: usize) -> bool {
+        if !self.outbound.has_room() {
+            self.flush();
+        }
+        // SAFETY: the caller's promise.
+        let lent = unsafe { self.outbound.lend(stamp, payload, length) };
+        if lent {
+            self.flush();
+        }
+        lent
+    }
+
+    fn flush(&mut self) {
+        if self.broken.is_some() {
+            return;
+        }
+        for lane in &mut self.lanes {
+            if let Err(why) = lane.write(&mut self.outbound) {
+                return self.breaks(&why.to_string());
+            }
+        }
+    }
+
+    fn is_written(&self) -> bool {
+        self.outbound.is_written()
+    }
+
+    fn receive_at(&mut self, address: *mut u8, length: usize, stamp: &Stamp) {
+        self.inbound.want_at(address, length, stamp);
+    }
+
+    fn receive_anywhere(&mut self) {
+        self.inbound.want_nowhere();
+    }
+
+    fn try_wait(&mut self) -> Option<(ReceivedMessage, bool)> {
+        let ready = self.inbound.ready();
+        if ready.is_some() {
+            return ready;
+        }
+        self.polls = self.polls.wrapping_add(1);
+        let all = self.broken.is_some() || self.polls.is_multiple_of(OTHER_LANES);
+        let ended = self.ended;
+        let worth = |(index, lane): &(usize, &mut DataSocket)| {
+            ended & 1 << index == 0 && (all || *index == 0 || lane.is_reading())
+        };
+        let mut failure = None;
+        for (index, lane) in self.lanes.iter_mut().enumerate().filter(worth) {
+            if let Err(why) = lane.read(&mut self.inbound) {
+                self.ended |= 1 << index;
+                failure = Some(why);
+            }
+        }
+        if let Some(why) = failure {
+            if matches!(why, SocketBroken::Damaged(_)) {
+                self.ended = Ended::MAX;
+            }
+            self.breaks(&why.to_string());
+        }
+        self.inbound.ready()
+    }
+
+    fn free(&mut self) {
+        self.inbound.free();
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::LaneKeys;
     use super::super::frame::Frame;
-    use super::super::{LaneKeys, Lengths};
     use super::*;
     use crate::config::Protection;
+    use crate::transport::network::Lengths;
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::OwnedFd;

@@ -9,18 +9,10 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
 use crate::tcp_liveness::LOOK;
 use crate::transport::fifo::FifoShape;
+use crate::transport::network::{Connection, Endpoint, Lengths};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// How long messages are at most, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lengths {
-    /// Of those that are cut.
-    pub cut: usize,
-    /// Of those that may go whole.
-    pub whole: usize,
-}
 
 /// What all connections of a rank share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +125,7 @@ fn short_of_memory(error: Error, peer: usize) -> Error {
     }
 }
 
+/// All TCP connections of one rank.
 pub struct TcpEndpoint {
     rank: usize,
     settings: Settings,
@@ -174,24 +167,9 @@ impl TcpEndpoint {
         }
     }
 
-    /// How long a plan's messages are.
-    pub fn steps(&self) -> Lengths {
-        self.settings.steps
-    }
-
-    /// How long the user's own messages are.
-    pub fn messages(&self) -> Lengths {
-        self.settings.messages
-    }
-
-    /// Whether a lent message is sent from where it lies: one that is sealed is copied first.
-    pub fn lends(&self) -> bool {
-        self.settings.protection != Protection::Encrypted
-    }
-
     /// The connection to `peer`.
     #[inline]
-    pub fn connection(&mut self, peer: usize) -> &mut TcpConnection {
+    pub fn tcp_connection(&mut self, peer: usize) -> &mut TcpConnection {
         let ready = self.connections[peer].as_ref().is_some_and(|c| c.has_lanes());
         if !ready {
             self.prepare(peer);
@@ -239,12 +217,6 @@ impl TcpEndpoint {
         }
     }
 
-    /// Why this rank can use no connection any more: it lacked memory for one.
-    #[inline]
-    pub fn shortage(&self) -> Option<&Error> {
-        self.shortage.as_ref()
-    }
-
     /// Take what has come into the inbox.
     fn collect(&mut self) {
         // Acquire: pairs with the Release in `SocketInbox::fill`.
@@ -276,13 +248,6 @@ impl TcpEndpoint {
         }
     }
 
-    /// Why the connection to `peer` is of no more use, once nobody can say it better.
-    #[inline]
-    pub fn breach(&mut self, peer: usize) -> Option<&str> {
-        let is_broken = self.connections[peer].as_ref().is_some_and(|c| c.is_broken());
-        if is_broken { self.investigate(peer) } else { None }
-    }
-
     #[cold]
     fn investigate(&mut self, peer: usize) -> Option<&str> {
         self.collect();
@@ -295,18 +260,41 @@ impl TcpEndpoint {
         connection.breach(Instant::now())
     }
 
-    /// Note that messages to `peer` may still have to be written.
-    #[inline]
-    pub fn posted(&mut self, peer: usize) {
+    /// See now and then whether somebody is at the other ends.
+    fn look(&mut self) {
+        let now = Instant::now();
+        if now >= self.next_look {
+            self.next_look = now + LOOK;
+            self.connections.iter_mut().flatten().for_each(|connection| connection.look());
+        }
+    }
+}
+
+impl Endpoint for TcpEndpoint {
+    fn connection(&mut self, peer: usize) -> &mut dyn Connection {
+        self.tcp_connection(peer)
+    }
+
+    fn steps(&self) -> Lengths {
+        self.settings.steps
+    }
+
+    fn messages(&self) -> Lengths {
+        self.settings.messages
+    }
+
+    fn is_zero_copy(&self) -> bool {
+        self.settings.protection != Protection::Encrypted
+    }
+
+    fn posted(&mut self, peer: usize) {
         let written = self.connections[peer].as_ref().is_none_or(|c| c.is_written());
         if !written && !self.unwritten.contains(&peer) {
             self.unwritten.push(peer);
         }
     }
 
-    /// Hand what is posted to any peer to the kernel, as far as it takes it; whether all is.
-    #[inline]
-    pub fn flush(&mut self) -> bool {
+    fn flush(&mut self) -> bool {
         if self.unwritten.is_empty() {
             return true;
         }
@@ -320,29 +308,11 @@ impl TcpEndpoint {
         self.unwritten.is_empty()
     }
 
-    /// A peer that messages are still to be written to.
-    pub fn unwritten(&self) -> Option<usize> {
+    fn unwritten(&self) -> Option<usize> {
         self.unwritten.first().copied()
     }
 
-    /// Send nothing more to anybody, as [`TcpConnection::end`] says.
-    pub fn end(&self) {
-        self.connections.iter().flatten().for_each(|connection| connection.end());
-    }
-
-    /// A peer whose kernel does not have all that was written to it, among those that `matters`
-    /// names.
-    pub fn undelivered(&self, matters: impl Fn(usize) -> bool) -> Option<usize> {
-        let lacks = |peer: &usize| {
-            let connection = self.connections[*peer].as_ref();
-            connection.is_some_and(|c| !c.is_delivered()) && matters(*peer)
-        };
-        (0..self.connections.len()).find(lacks)
-    }
-
-    /// Let go of this memory of the user's, which is about to be overwritten.
-    #[inline]
-    pub fn settle(&mut self, address: *const u8, bytes: usize) {
+    fn settle(&mut self, address: *const u8, bytes: usize) {
         for peer in &self.unwritten {
             if let Some(connection) = &mut self.connections[*peer] {
                 connection.settle(address, bytes);
@@ -350,9 +320,16 @@ impl TcpEndpoint {
         }
     }
 
-    /// Sleep until a socket of `peer` (of any peer, for `None`) has news, one that is being written
-    /// to has room, somebody wakes this rank, or the time is over.
-    pub fn sleep(&mut self, peer: Option<usize>, time: Duration) {
+    fn failure(&mut self, peer: usize) -> Option<&str> {
+        let is_broken = self.connections[peer].as_ref().is_some_and(|c| c.is_broken());
+        if is_broken { self.investigate(peer) } else { None }
+    }
+
+    fn shortage(&self) -> Option<&Error> {
+        self.shortage.as_ref()
+    }
+
+    fn sleep(&mut self, peer: Option<usize>, time: Duration) {
         self.polled.clear();
         let event = self.inbox.event.as_raw_fd();
         self.polled.push(libc::pollfd { fd: event, events: libc::POLLIN, revents: 0 });
@@ -381,13 +358,16 @@ impl TcpEndpoint {
         self.look();
     }
 
-    /// See now and then whether somebody is at the other ends.
-    fn look(&mut self) {
-        let now = Instant::now();
-        if now >= self.next_look {
-            self.next_look = now + LOOK;
-            self.connections.iter_mut().flatten().for_each(|connection| connection.look());
-        }
+    fn end(&self) {
+        self.connections.iter().flatten().for_each(|connection| connection.end());
+    }
+
+    fn undelivered(&self, matters: &dyn Fn(usize) -> bool) -> Option<usize> {
+        let lacks = |peer: &usize| {
+            let connection = self.connections[*peer].as_ref();
+            connection.is_some_and(|c| !c.is_delivered()) && matters(*peer)
+        };
+        (0..self.connections.len()).find(lacks)
     }
 }
 
@@ -429,7 +409,7 @@ mod tests {
         assert!(network.connections[0].is_none() && network.shortage().is_none());
         network.settings.geometry.slot_bytes = 64;
         let _last = come(&mut network);
-        assert_eq!(network.connection(0).lanes().count(), 3);
+        assert_eq!(network.tcp_connection(0).lanes().count(), 3);
         assert!(network.parked.is_empty() && network.shortage().is_none());
     }
 

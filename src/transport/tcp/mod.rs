@@ -3,11 +3,13 @@
 //! Each end keeps slots of its own; frames carry their position, so that any lane (socket) may take
 //! the next one and the receiver puts them back in order. The thread that makes a call moves the
 //! bytes: while it waits it reads and writes sockets, and sleeps in `ppoll`. A message may also lie
-//! in the user's memory at either end ([`TcpConnection::lend`],
-//! [`TcpConnection::try_receive_into`]).
+//! in the user's memory at either end ([`Connection::send_from`], [`Connection::receive_at`]).
 //!
 //! Sockets come from outside, connected and proved: [`SocketInbox`] takes them from whoever makes
 //! them.
+//!
+//! [`Connection::send_from`]: super::network::Connection::send_from
+//! [`Connection::receive_at`]: super::network::Connection::receive_at
 
 mod connection;
 mod data_socket;
@@ -19,6 +21,6 @@ mod protect;
 mod slot_pool;
 
 pub use connection::{EXPLANATION, TcpConnection};
-pub use endpoint::{Connect, Lengths, NewLane, Settings, SocketInbox, TcpEndpoint};
+pub use endpoint::{Connect, NewLane, Settings, SocketInbox, TcpEndpoint};
 pub use frame::{FRAME_BYTES, Frame};
 pub use protect::LaneKeys;

@@ -107,7 +107,7 @@ mod tests {
         };
         assert!(!text(&shared, &shared).contains("before"));
         let told = text(&row("net/tcp", Some(false)), &shared);
-        assert!(told.contains("(tcp, before: shm/slots)\n# 1 rows of other"), "{told}");
+        assert!(told.contains("(net/tcp, before: shm/slots)\n# 1 rows of other"), "{told}");
         let told = text(&row("shm/direct", Some(true)), &shared);
         let wanted = "(registered, before: not registered; shm/direct, before: shm/slots)";
         assert!(told.contains(wanted), "{told}");

@@ -8,8 +8,9 @@ use crate::executor::control_block::Life;
 use crate::executor::control_block::shrink_board::{Announcement, Phase};
 use crate::executor::links::{Pages, SegmentMap};
 use crate::transport::fifo::FifoShape;
+use crate::transport::network::{Endpoint, Lengths};
 use crate::transport::segment::Segment;
-use crate::transport::tcp::{LaneKeys, Lengths, NewLane, Settings, SocketInbox, TcpEndpoint};
+use crate::transport::tcp::{LaneKeys, NewLane, Settings, SocketInbox, TcpEndpoint};
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -204,8 +205,8 @@ fn data_sockets_reach_both_inboxes() {
     };
     let (mut low, mut high) = (network(0), network(2));
     let started = Instant::now();
-    while !(low.connection(2).lanes().count() == LANES
-        && high.connection(0).lanes().count() == LANES)
+    while !(low.tcp_connection(2).lanes().count() == LANES
+        && high.tcp_connection(0).lanes().count() == LANES)
     {
         assert!(started.elapsed() < Duration::from_secs(30), "no lanes");
         low.sleep(None, Duration::from_millis(1));
@@ -215,7 +216,7 @@ fn data_sockets_reach_both_inboxes() {
     let mut ranks = ranks;
     ranks[1].engine = None;
     let started = Instant::now();
-    while !low.connection(1).is_broken() {
+    while !low.tcp_connection(1).is_broken() {
         assert!(started.elapsed() < Duration::from_secs(30), "no failure");
         low.sleep(None, Duration::from_millis(1));
     }
@@ -277,9 +278,9 @@ fn who_is_asked_tells_what_it_has_not_told_yet() {
     let connector = ranks[0].engine.as_ref().unwrap().connector();
     let mut network = TcpEndpoint::new(0, 9, settings, ranks[0].inbox.clone(), connector);
     ranks[3].pages.mine().fail(2, "a text");
-    network.connection(3).breaks("it has ended");
+    network.tcp_connection(3).breaks("it has ended");
     let (started, mirror) = (Instant::now(), ranks[0].pages.of(3));
-    while network.breach(3).is_none() || mirror.life() != Life::Failed {
+    while network.failure(3).is_none() || mirror.life() != Life::Failed {
         assert!(started.elapsed() < Duration::from_secs(30), "no answer");
         network.sleep(None, Duration::from_millis(1));
     }

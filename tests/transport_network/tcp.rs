@@ -1,15 +1,19 @@
-//! Connections over sockets: every message arrives once, in order, unchanged, through any number of
-//! lanes, however the sockets cut and delay the bytes; and what is damaged is found.
+//! TCP: it keeps the contract of transports over any number of sockets, however these cut and delay
+//! the bytes; and what is damaged is found.
 
+use super::conformance::{
+    Network, Patience, Transfer as Way, content, keeps_the_contract, messages, stamp, transfer,
+};
 use proptest::prelude::*;
 use ringcomm::config::Protection;
 use ringcomm::error::{Error, RankProcess, Result as Outcome};
 use ringcomm::executor::links::{Links, Reach, SegmentMap};
 use ringcomm::executor::send_recv::{self, Transfer, ZeroCopyPolicy};
-use ringcomm::transport::fifo::{FifoShape, Stamp};
+use ringcomm::transport::fifo::FifoShape;
+use ringcomm::transport::network::{Endpoint, Lengths};
 use ringcomm::transport::segment::Segment;
 use ringcomm::transport::tcp::{
-    Connect, FRAME_BYTES, Frame, LaneKeys, Lengths, NewLane, Settings, SocketInbox, TcpEndpoint,
+    Connect, FRAME_BYTES, Frame, LaneKeys, NewLane, Settings, SocketInbox, TcpEndpoint,
 };
 use ringcomm::transport::wait::{SpinPolicy, WaitCheck};
 use std::io::{Read, Write};
@@ -17,7 +21,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Makes no connections, and knows nothing of those that end.
 struct Nobody(Arc<SocketInbox>);
@@ -30,6 +34,7 @@ impl Connect for Nobody {
     }
 }
 
+const LONG: Patience = Patience::LONG;
 const GEOMETRY: FifoShape = FifoShape { depth: 4, slot_bytes: 1024 };
 const LENGTHS: Lengths = Lengths { cut: 1024, whole: 0 };
 
@@ -69,80 +74,36 @@ fn ends(sockets: Vec<(TcpStream, TcpStream)>, protection: Protection) -> [TcpEnd
     })
 }
 
-fn stamp(sequence: u64) -> Stamp {
-    Stamp { communicator: 1, epoch: 2, sequence, fingerprint: 3, source: 0 }
-}
+/// TCP over loopback, guarded in a way, with so many sockets.
+struct Tcp(Protection, usize);
 
-/// The bytes of message `number`.
-fn content(number: u64, length: usize) -> Vec<u8> {
-    (0..length as u64).map(|i| (i * 7 + number * 13 + i / 256) as u8).collect()
-}
+impl Network for Tcp {
+    fn name(&self) -> String {
+        format!("TCP, {} sockets, {}", self.1, self.0.name())
+    }
 
-/// Call `ready` until it gives something; a minute without it is a failure.
-fn until<T>(mut ready: impl FnMut() -> Option<T>) -> T {
-    let started = Instant::now();
-    loop {
-        if let Some(value) = ready() {
-            return value;
-        }
-        assert!(started.elapsed() < Duration::from_secs(60), "nothing comes any more");
+    fn ranks(&self) -> [Box<dyn Endpoint>; 2] {
+        let sockets = (0..self.1).map(|_| pair()).collect();
+        ends(sockets, self.0).map(|end| Box::new(end) as Box<dyn Endpoint>)
     }
 }
 
-/// How one message travels: its length, whether it is lent, whether its place is known before.
-type Way = (usize, bool, bool);
-
-/// Send every message from rank 0 to rank 1 and compare it there.
-fn transfer(ranks: &mut [TcpEndpoint; 2], messages: &[Way]) {
-    let [sender, receiver] = ranks;
-    let contents: Vec<Vec<u8>> = messages
-        .iter()
-        .enumerate()
-        .map(|(number, (length, ..))| content(number as u64, *length))
-        .collect();
-    std::thread::scope(|scope| {
-        let sending = scope.spawn(|| {
-            for (number, (length, lent, _)) in messages.iter().enumerate() {
-                let (stamp, bytes) = (stamp(number as u64), &contents[number]);
-                if *lent {
-                    // SAFETY: the contents outlive the transfer.
-                    until(|| unsafe {
-                        sender.connection(1).lend(&stamp, bytes.as_ptr(), *length).then_some(())
-                    });
-                } else {
-                    let slot = until(|| sender.connection(1).try_reserve(*length));
-                    // SAFETY: the slot was reserved for as many bytes.
-                    unsafe { slot.copy_from_nonoverlapping(bytes.as_ptr(), *length) };
-                    sender.connection(1).post(&stamp, *length);
-                }
-                sender.posted(1);
-            }
-            until(|| sender.flush().then_some(()));
-        });
-        for (number, (length, _, placed)) in messages.iter().enumerate() {
-            let mut place = vec![0u8; *length];
-            let (message, landed) = until(|| {
-                let connection = receiver.connection(0);
-                if *placed {
-                    connection.want_at(place.as_mut_ptr(), *length, &stamp(number as u64));
-                }
-                connection.try_wait()
-            });
-            assert_eq!((message.length, message.stamp), (*length, stamp(number as u64)));
-            assert!(*placed || !landed);
-            // SAFETY: the slot holds the message until it is freed.
-            let slot = unsafe { std::slice::from_raw_parts(message.payload, message.length) };
-            let got = if landed { &place[..] } else { slot };
-            assert!(got == contents[number], "message {number} of {length} bytes differs");
-            receiver.connection(0).free();
-        }
-        sending.join().expect("the sender's thread");
-    });
+/// One socket, in clear.
+pub fn loopback() -> [Box<dyn Endpoint>; 2] {
+    Tcp(Protection::Clear, 1).ranks()
 }
 
-fn messages() -> impl Strategy<Value = Vec<Way>> {
-    let length = prop_oneof![Just(0usize), 1usize..70, 0usize..=GEOMETRY.slot_bytes];
-    prop::collection::vec((length, any::<bool>(), any::<bool>()), 1..200)
+fn protections() -> [Protection; 3] {
+    [Protection::Clear, Protection::Checksum, Protection::Encrypted]
+}
+
+#[test]
+fn tcp_keeps_the_contract_of_transports() {
+    for protection in protections() {
+        for sockets in [1, 3] {
+            keeps_the_contract(&Tcp(protection, sockets), LONG);
+        }
+    }
 }
 
 proptest! {
@@ -150,13 +111,11 @@ proptest! {
 
     #[test]
     fn every_message_arrives_once_in_order_unchanged(
-        messages in messages(),
-        lanes in 1usize..4,
-        protection in prop::sample::select(
-            vec![Protection::Clear, Protection::Checksum, Protection::Encrypted]),
+        messages in messages(GEOMETRY.slot_bytes),
+        sockets in 1usize..4,
+        protection in prop::sample::select(protections().to_vec()),
     ) {
-        let sockets = (0..lanes).map(|_| pair()).collect();
-        transfer(&mut ends(sockets, protection), &messages);
+        transfer(LONG, &mut Tcp(protection, sockets).ranks(), &messages);
     }
 }
 
@@ -184,7 +143,8 @@ fn bytes_that_come_in_small_pieces_and_on_slow_lanes_are_put_together() {
         (0..100).map(|i| ([3, 1000, 64, 0][i % 4], i % 3 == 0, i % 2 == 0)).collect();
     for protection in [Protection::Checksum, Protection::Encrypted] {
         let sockets = vec![pair(), through(7, None), through(100, None)];
-        transfer(&mut ends(sockets, protection), &messages);
+        let mut ranks = ends(sockets, protection).map(|end| Box::new(end) as Box<dyn Endpoint>);
+        transfer(LONG, &mut ranks, &messages);
     }
 }
 
@@ -217,7 +177,7 @@ fn a_lane_that_is_full_holds_one_message_and_the_other_carries_what_comes_after(
     let mut network = TcpEndpoint::new(0, 2, settings, inbox.clone(), Box::new(Nobody(inbox)));
     let connection = network.connection(1);
     let (mut posted, mut rest, mut positions) = (0, Vec::new(), Vec::new());
-    until(|| {
+    LONG.until(|| {
         while let Some(slot) = connection.try_reserve(GEOMETRY.slot_bytes) {
             // SAFETY: the slot was reserved for as many bytes.
             unsafe { slot.write_bytes(7, GEOMETRY.slot_bytes) };
@@ -238,15 +198,15 @@ fn damaged(protection: Protection, at: usize) -> Result<Vec<u8>, String> {
     let [mut sender, mut receiver] = ends(vec![through(4096, Some(at))], protection);
     let bytes = content(0, 500);
     // SAFETY: the bytes outlive the flush.
-    assert!(unsafe { sender.connection(1).lend(&stamp(0), bytes.as_ptr(), 500) });
-    until(|| {
+    assert!(unsafe { sender.connection(1).send_from(&stamp(0), bytes.as_ptr(), 500) });
+    LONG.until(|| {
         let connection = receiver.connection(0);
         if let Some((message, _)) = connection.try_wait() {
             // SAFETY: the message is not freed.
             let got = unsafe { std::slice::from_raw_parts(message.payload, message.length) };
             return Some(Ok(got.to_vec()));
         }
-        receiver.breach(0).map(|why| Err(why.to_string()))
+        receiver.failure(0).map(|why| Err(why.to_string()))
     })
 }
 
@@ -269,7 +229,7 @@ fn an_encrypted_stream_shows_nothing_of_its_payload() {
     let (first, mut tap) = pair();
     let [mut sender, _] = ends(vec![(first, pair().0)], Protection::Encrypted);
     // SAFETY: static bytes.
-    assert!(unsafe { sender.connection(1).lend(&stamp(0), [b'x'; 500].as_ptr(), 500) });
+    assert!(unsafe { sender.connection(1).send_from(&stamp(0), [b'x'; 500].as_ptr(), 500) });
     let mut seen = [0; 52 + 500 + 16];
     tap.read_exact(&mut seen).unwrap();
     assert!(!seen.windows(4).any(|four| four == b"xxxx"), "the payload is in clear");
@@ -281,10 +241,10 @@ fn a_closed_connection_says_so() {
     let [mut sender, receiver] = ends(vec![(first, second)], Protection::Checksum);
     sender.connection(1);
     drop(receiver);
-    let why = until(|| {
+    let why = LONG.until(|| {
         let connection = sender.connection(1);
         assert!(connection.try_wait().is_none());
-        sender.breach(1).map(str::to_string)
+        sender.failure(1).map(str::to_string)
     });
     // The receiver's end is dropped with its inbox, closed or reset.
     assert!(why.contains("closed") || why.contains("reset"), "{why}");
@@ -310,16 +270,16 @@ fn others_are_asked_once_why_a_connection_has_ended_and_nobody_waits_after_the_a
     let connect = Box::new(Asked(asked.clone()));
     let mut network = TcpEndpoint::new(0, 2, settings, inbox.clone(), connect);
     drop(second);
-    until(|| {
+    LONG.until(|| {
         assert!(network.connection(1).try_wait().is_none());
-        network.connection(1).is_broken().then_some(())
+        network.tcp_connection(1).is_broken().then_some(())
     });
     for _ in 0..3 {
-        network.breach(1);
+        network.failure(1);
     }
     assert_eq!(asked.load(Relaxed), 1);
     inbox.explain(1);
-    assert!(network.breach(1).is_some());
+    assert!(network.failure(1).is_some());
 }
 
 /// Gives up after half a minute, as an operation does at its deadline.
@@ -342,7 +302,7 @@ fn a_batch_that_only_sends_notices_that_the_connection_broke() {
     let reach = [Reach::Process, Reach::Network];
     let mut links = Links::new(0, map, segments.to_vec(), &reach, SpinPolicy::new(2, 2, None));
     let [mine, theirs] = ends(vec![pair()], Protection::Clear);
-    links.attach(mine);
+    links.attach(Box::new(mine));
     // The sockets of the other end close.
     drop(theirs);
     let mut content = content(0, 100 * GEOMETRY.slot_bytes);
