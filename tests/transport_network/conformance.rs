@@ -64,8 +64,8 @@ pub fn content(number: u64, length: usize) -> Vec<u8> {
     (0..length as u64).map(|i| (i * 7 + number * 13 + i / 256) as u8).collect()
 }
 
-/// How one message travels: its length, whether it is sent from where it lies, and whether its place
-/// is known before.
+/// How one message travels: its length, whether it is sent from where it lies, and whether its
+/// place is known before.
 pub type Transfer = (usize, bool, bool);
 
 pub fn messages(longest: usize) -> impl Strategy<Value = Vec<Transfer>> {

@@ -53,7 +53,8 @@ unsafe impl Send for FaultyConnection {}
 
 impl FaultyConnection {
     fn inner(&mut self) -> &mut dyn Connection {
-        // SAFETY: set by `Faulty::connection` a moment ago, and nothing else uses the endpoint since.
+        // SAFETY: set by `Faulty::connection` a moment ago, and nothing else uses the endpoint
+        // since.
         unsafe { &mut *self.inner.expect("set at every use") }
     }
 }
@@ -113,7 +114,8 @@ impl Connection for FaultyConnection {
 impl Endpoint for Faulty {
     fn connection(&mut self, peer: usize) -> &mut dyn Connection {
         let inner: *mut (dyn Connection + '_) = self.inner.connection(peer);
-        // SAFETY: only the lifetime changes; the pointer is followed while the endpoint is borrowed.
+        // SAFETY: only the lifetime changes; the pointer is followed while the endpoint is
+        // borrowed.
         let inner = unsafe {
             std::mem::transmute::<*mut (dyn Connection + '_), *mut (dyn Connection + 'static)>(
                 inner,

@@ -1,5 +1,5 @@
-//! Transports between hosts: one suite for what `ringcomm::transport::network` promises, run against
-//! every implementation, and what each implementation promises beside.
+//! Transports between hosts: one suite for what `ringcomm::transport::network` promises, run
+//! against every implementation, and what each implementation promises beside.
 
 mod conformance;
 mod faults;

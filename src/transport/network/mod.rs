@@ -2,22 +2,37 @@
 //!
 //! A rank has one [`Endpoint`] for all peers that it reaches through a network, and one
 //! [`Connection`] to each of them. `executor::links` is the only caller. Shared memory has an
-//! interface of its own, [`fifo`](crate::transport::fifo), which is static: no call there goes through a
-//! table of functions.
+//! interface of its own, [`fifo`](crate::transport::fifo), which is static: no call there goes
+//! through a table of functions.
 //!
 //! # Contract
 //!
-//! | question | answer |
-//! |---|---|
-//! | Who calls? | One thread at a time, the rank's; the endpoint moves between threads. Sockets, queue pairs or completions that other threads bring come in through the implementation's own inbox. |
-//! | What is progress? | Every call may make some, and none has to wait: [`Endpoint::flush`] sends what was posted, [`Connection::try_wait`] takes in what came. Nothing moves between calls, unless the hardware moves it. |
-//! | In which order? | Messages to one peer arrive in the order in which they were posted; peers are independent. |
-//! | Who owns memory? | A slot from [`Connection::try_reserve`] is the caller's until [`Connection::post`]; a message from [`Connection::try_wait`] stays where it is until [`Connection::free`]. The caller's own memory is used from [`Connection::send_from`] until the connection [`is_written`](Connection::is_written) or [`Endpoint::settle`] has named it, and from [`Connection::receive_at`] until the message came or [`Connection::receive_anywhere`]. Nothing is kept after that. |
-//! | How is a dead peer reported? | [`Endpoint::failure`] says why, once nobody can say it better and what the peer had sent is read. The caller's own wait looks at deaths and aborts between two polls; no call of a transport waits for either. |
-//! | What does abort do? | Nothing here. The caller stops to call; [`Endpoint::end`], and dropping it, close everything. |
-//! | What if memory is lacking? | [`Endpoint::shortage`] says so, and calls on the connection do nothing. |
+//! **Who calls.** One thread at a time, the rank's; the endpoint moves between threads. What other
+//! threads bring, such as sockets or completions, comes in through the implementation's own inbox.
 //!
-//! `tests/transport_network.rs` runs one suite against every implementation.
+//! **Progress.** Every call may make some, and none waits but [`Endpoint::sleep`].
+//! [`Endpoint::flush`] sends what was posted, [`Connection::try_wait`] takes in what came. Nothing
+//! moves between calls, unless the hardware moves it.
+//!
+//! **Order.** Messages to one peer arrive in the order in which they were posted. Peers are
+//! independent of each other.
+//!
+//! **Memory.** A slot from [`Connection::try_reserve`] is the caller's until [`Connection::post`].
+//! A message from [`Connection::try_wait`] stays where it is until [`Connection::free`]. The
+//! caller's own memory is read from [`Connection::send_from`] until [`Connection::is_written`], or
+//! until [`Endpoint::settle`] has named it. It is written from [`Connection::receive_at`] until the
+//! message has come or [`Connection::receive_anywhere`]. Nothing is kept after that.
+//!
+//! **A dead peer.** [`Endpoint::failure`] says why, once nobody can say it better and all that the
+//! peer had sent is read. The caller looks at deaths and aborts between two polls; no call of a
+//! transport waits for either.
+//!
+//! **Abort.** Nothing is to be done: the caller stops to call. [`Endpoint::end`] and dropping the
+//! endpoint close everything.
+//!
+//! **Lack of memory.** [`Endpoint::shortage`] says so, and calls on the connection do nothing.
+//!
+//! `tests/transport_network` runs one suite against every implementation.
 #![allow(unsafe_code)]
 
 use crate::error::Error;
