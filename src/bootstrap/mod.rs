@@ -6,6 +6,7 @@
 //! outlives a killed process.
 
 mod addresses;
+mod admission;
 pub mod allgather;
 mod error;
 pub mod local;

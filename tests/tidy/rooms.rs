@@ -31,7 +31,7 @@ const HOUSES: [(&str, &[&str]); 6] = [
     (
         "src/bootstrap",
         &[
-            "addresses error process",
+            "addresses admission error process",
             "unique_id",
             "local",
             "tcp",

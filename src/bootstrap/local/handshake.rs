@@ -3,11 +3,8 @@
 use super::socket::{PeerCredentials, UnixSocket, is_not_yet};
 use super::wire::{CHALLENGE_HEAD, Challenge, HELLO, LocalHello, PROOF};
 use super::{COORDINATOR, LocalRendezvous, MEMBER, nonce};
-use std::time::{Duration, Instant};
-
-/// Time a connection has for its proof: three messages between processes of one machine take well
-/// under a millisecond, two seconds also cover one that is swapped in.
-pub(super) const PROOF_TIME: Duration = Duration::from_secs(2);
+use crate::bootstrap::admission::Unproven;
+use std::time::Instant;
 
 pub(super) struct LocalHandshake {
     pub socket: UnixSocket,
@@ -32,17 +29,23 @@ pub(in crate::bootstrap) enum HandshakeProgress {
     Refused,
 }
 
+impl Unproven for LocalHandshake {
+    fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// Whether it has our challenge, and so would understand a frame.
+    fn has_greeted(&self) -> bool {
+        self.challenged.is_some()
+    }
+}
+
 impl LocalHandshake {
     /// `None` if the kernel says that it runs under another user.
     pub fn new(socket: UnixSocket) -> Option<LocalHandshake> {
         let peer = socket.peer().ok().filter(PeerCredentials::is_ours)?;
         let since = Instant::now();
         Some(LocalHandshake { socket, peer, since, bytes: [0; HELLO], have: 0, challenged: None })
-    }
-
-    /// Whether it has our challenge, and so would understand a frame.
-    pub fn is_challenged(&self) -> bool {
-        self.challenged.is_some()
     }
 
     /// Read what has come and answer it.
@@ -97,6 +100,7 @@ pub(in crate::bootstrap) mod tests {
     use proptest::prelude::*;
     use std::io::{Read, Write, stderr};
     use std::os::unix::net::UnixStream;
+    use std::time::Duration;
 
     pub fn meeting(id: &UniqueId) -> LocalRendezvous<'_> {
         let now = Instant::now();

@@ -21,7 +21,6 @@
 
 pub mod wire;
 
-mod admission;
 mod broadcast;
 mod client;
 mod framing;

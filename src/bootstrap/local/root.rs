@@ -2,13 +2,13 @@
 //!
 //! One thread, one `poll` over every socket, and no call that waits for a particular one of them.
 
-use super::admission::Admission;
 use super::broadcast::{Outbox, TableBroadcast};
 use super::framing::{Arrived, FrameReader};
-use super::handshake::{HandshakeProgress, LocalHandshake, PROOF_TIME};
+use super::handshake::{HandshakeProgress, LocalHandshake};
 use super::socket::{self, PeerCredentials, UnixSocket};
 use super::wire::{self, Failure, FrameHeader, FrameKind, LocalHello};
 use super::{LocalRendezvous, Member, ProcessOrigin};
+use crate::bootstrap::admission::{Admission, PROOF_TIME, Unproven, is_passing};
 use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::process::out_of_sockets;
 use crate::error::{Error, Result};
@@ -45,7 +45,7 @@ impl ProvenMember {
 pub(super) struct LocalRoot<'a> {
     meeting: LocalRendezvous<'a>,
     listener: Option<UnixSocket>,
-    porch: Admission,
+    admission: Admission<LocalHandshake>,
     seats: Vec<ProvenMember>,
     /// Contributions, by rank.
     gathered: Vec<Option<Member>>,
@@ -59,8 +59,8 @@ impl<'a> LocalRoot<'a> {
         gathered.resize_with(meeting.nranks, || None);
         gathered[meeting.rank] = Some(mine);
         let deadline = meeting.deadline;
-        let (porch, seats) = (Admission::default(), Vec::new());
-        LocalRoot { meeting, listener: Some(listener), porch, seats, gathered, deadline }
+        let (admission, seats) = (Admission::default(), Vec::new());
+        LocalRoot { meeting, listener: Some(listener), admission, seats, gathered, deadline }
     }
 
     /// Meet everybody.
@@ -112,15 +112,15 @@ impl<'a> LocalRoot<'a> {
                 return Err(self.missing());
             }
             let door = self.listener.as_ref().expect("open while gathering");
-            let open = self.porch.is_open(now);
+            let open = self.admission.is_open(now);
             let mut entries = vec![socket::entry(door, if open { libc::POLLIN } else { 0 })];
-            let sockets = self.porch.candidates.iter().map(|candidate| &candidate.socket);
+            let sockets = self.admission.waiting.iter().map(|candidate| &candidate.socket);
             let sockets = sockets.chain(self.seats.iter().map(|seat| &seat.socket));
             entries.extend(sockets.map(|socket| socket::entry(socket, libc::POLLIN)));
-            self.poll(&mut entries, self.porch.next_deadline(now).unwrap_or(self.deadline))?;
+            self.poll(&mut entries, self.admission.next_deadline(now).unwrap_or(self.deadline))?;
             let ready: Vec<bool> = entries.iter().map(|entry| entry.revents != 0).collect();
             let (door, rest) = ready.split_first().expect("the listener is there");
-            let (candidates, seats) = rest.split_at(self.porch.candidates.len());
+            let (candidates, seats) = rest.split_at(self.admission.waiting.len());
             for index in (0..seats.len()).filter(|index| seats[*index]) {
                 self.hear(index)?;
             }
@@ -128,7 +128,7 @@ impl<'a> LocalRoot<'a> {
             if *door {
                 self.admit()?;
             } else if open {
-                self.porch.has_all();
+                self.admission.has_all();
             }
         }
         Ok(())
@@ -136,7 +136,7 @@ impl<'a> LocalRoot<'a> {
 
     /// Why not everybody is here.
     fn missing(&self) -> Failure {
-        if let Some(errno) = self.porch.shortage() {
+        if let Some(errno) = self.admission.shortage() {
             let rank = self.meeting.rank;
             let what = out_of_sockets(&format!("rank {rank}"), errno);
             return Failure::system_here(rank as u32, errno, what);
@@ -155,14 +155,15 @@ impl<'a> LocalRoot<'a> {
         let now = Instant::now();
         match door.accept() {
             Ok(accepted) => {
-                self.porch.has_all();
+                self.admission.has_all();
                 let candidate = accepted.and_then(LocalHandshake::new);
-                let evicted = candidate.and_then(|candidate| self.porch.admit(candidate, now));
-                if let Some(evicted) = evicted {
-                    dismiss(evicted, &retry());
+                if let Some(candidate) = candidate {
+                    let evicted = self.admission.make_room(now);
+                    evicted.into_iter().for_each(|evicted| dismiss(evicted, &retry()));
+                    self.admission.waiting.push(candidate);
                 }
             }
-            Err(error) if self.porch.pause(error.raw_os_error().unwrap_or(0), now) => {}
+            Err(error) if is_passing(&error) => self.admission.pause(error.raw_os_error(), now),
             Err(error) => return Err(self.system("letting ranks in", &error)),
         }
         Ok(())
@@ -170,7 +171,7 @@ impl<'a> LocalRoot<'a> {
 
     /// Go on with every handshake that can, and end those that take too long.
     fn examine(&mut self, ready: &[bool]) -> StepResult {
-        let candidates = std::mem::take(&mut self.porch.candidates);
+        let candidates = std::mem::take(&mut self.admission.waiting);
         let mut result = Ok(());
         for (index, mut candidate) in candidates.into_iter().enumerate() {
             let expired = candidate.since.elapsed() >= PROOF_TIME;
@@ -181,7 +182,7 @@ impl<'a> LocalRoot<'a> {
             };
             match progress {
                 HandshakeProgress::Waiting if expired => dismiss(candidate, &retry()),
-                HandshakeProgress::Waiting => self.porch.candidates.push(candidate),
+                HandshakeProgress::Waiting => self.admission.waiting.push(candidate),
                 HandshakeProgress::Refused => {}
                 HandshakeProgress::Proved(hello) => {
                     result = result.and(self.seat(candidate, &hello))
@@ -274,7 +275,7 @@ impl<'a> LocalRoot<'a> {
         self.listener = None;
         let text = format!("all {} ranks had come already", self.meeting.nranks);
         let frame = wire::failure_frame(&Failure::Usage { text });
-        self.porch.candidates.drain(..).for_each(|candidate| dismiss(candidate, &frame));
+        self.admission.waiting.drain(..).for_each(|candidate| dismiss(candidate, &frame));
     }
 
     /// Send everything to everybody, wait until all have it, and release them.
@@ -325,7 +326,7 @@ impl<'a> LocalRoot<'a> {
     fn announce(&mut self, failure: &Failure, bulletin: Option<&TableBroadcast>) {
         self.listener = None;
         let frame = wire::failure_frame(failure);
-        self.porch.candidates.drain(..).for_each(|candidate| dismiss(candidate, &frame));
+        self.admission.waiting.drain(..).for_each(|candidate| dismiss(candidate, &frame));
         for seat in &mut self.seats {
             seat.outbox.finish_with(bulletin, &frame);
         }
@@ -349,7 +350,7 @@ fn retry() -> [u8; wire::HEADER] {
 
 /// Part from a candidate, with a frame if it is far enough to understand one.
 fn dismiss(candidate: LocalHandshake, frame: &[u8]) {
-    if candidate.is_challenged() {
+    if candidate.has_greeted() {
         let _ = candidate.socket.send(frame, &[]);
     }
 }

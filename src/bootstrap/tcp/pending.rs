@@ -1,34 +1,17 @@
-//! Where callers wait until they have proved themselves: at most 64, two seconds each.
-//!
-//! Nobody is waited for. When all places are taken, the oldest caller that has sent no hello made
-//! with the secret gives its place up: a thousand silent sockets pass through as fast as they can
-//! be accepted, while a rank, whose hello comes with its connection, keeps its place. Only
-//! recordings of a rank's hello hold a place for longer, and they for [`SETTLED`].
+//! Where callers from other hosts wait until they have proved themselves, under the policy of
+//! [`admission`](crate::bootstrap::admission).
 
 use super::Refusal;
 use super::handshake::{Handshake, Keys, SharedSecret};
 use super::hello::{ANYONE, Hello, ROOT};
 use super::io::{ByteStream, ended, is_not_yet};
+use crate::bootstrap::admission::{Admission, PROOF_TIME, Unproven};
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Callers that have not proved themselves yet, at most: what strangers can make us hold is 64
-/// descriptors and 64 handshakes of fixed size.
-pub const MOST_UNPROVED: usize = 64;
-
-/// Time to prove oneself: four messages over the slowest of networks.
-pub const PROOF_TIME: Duration = Duration::from_secs(2);
-
-/// How long a caller that has greeted keeps its place when others want it: some round trips of a
-/// wide network.
-const SETTLED: Duration = Duration::from_millis(100);
-
 /// Connections taken in one go, so that a flood of them does not keep the gate from its callers.
 const MOST_AT_ONCE: usize = 1024;
-
-/// Pause when descriptors have run out.
-const EXHAUSTED: Duration = Duration::from_millis(10);
 
 /// A connection whose other end has proved itself.
 pub struct ProvenConnection<S> {
@@ -47,6 +30,16 @@ struct Caller<S> {
     handshake: Handshake,
 }
 
+impl<S> Unproven for Caller<S> {
+    fn since(&self) -> Instant {
+        self.since
+    }
+
+    fn has_greeted(&self) -> bool {
+        self.handshake.is_greeted()
+    }
+}
+
 /// Counts of what came, for tests and dumps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AdmissionStats {
@@ -59,22 +52,18 @@ pub struct AdmissionStats {
 
 pub struct PendingPeers<S> {
     secret: SharedSecret,
-    callers: Vec<Caller<S>>,
+    admission: Admission<Caller<S>>,
     /// The rank that lives here, once it is known.
     rank: Option<u32>,
     /// Who lives here introduces the others.
     is_root: bool,
-    paused_until: Option<Instant>,
-    /// Why the last that came could not be taken.
-    shortage: Option<i32>,
     pub tally: AdmissionStats,
 }
 
 impl<S: ByteStream> PendingPeers<S> {
     pub fn new(secret: SharedSecret) -> PendingPeers<S> {
-        let (callers, tally) = (Vec::with_capacity(MOST_UNPROVED), AdmissionStats::default());
-        let (rank, paused_until, shortage) = (None, None, None);
-        PendingPeers { secret, callers, rank, is_root: false, paused_until, shortage, tally }
+        let (admission, tally) = (Admission::default(), AdmissionStats::default());
+        PendingPeers { secret, admission, rank: None, is_root: false, tally }
     }
 
     /// From now on callers that mean another rank are turned away.
@@ -98,44 +87,38 @@ impl<S: ByteStream> PendingPeers<S> {
         mut accept: impl FnMut() -> io::Result<Option<(S, SocketAddr)>>,
     ) -> Vec<ProvenConnection<S>> {
         let mut proved = Vec::new();
-        for caller in std::mem::take(&mut self.callers) {
+        for caller in std::mem::take(&mut self.admission.waiting) {
             self.examine(caller, now, &mut proved);
         }
         for _ in 0..MOST_AT_ONCE {
             if !self.is_open(now) {
                 break;
             }
-            let accepted = accept();
-            self.shortage = accepted.as_ref().err().and_then(io::Error::raw_os_error);
-            match accepted {
-                Ok(Some((stream, address))) => self.admit(stream, address, now, &mut proved),
-                Ok(None) => break,
-                Err(_) => {
-                    // Out of descriptors or memory: whoever has not greeted gives its own back.
-                    self.evict_silent();
-                    self.paused_until = Some(now + EXHAUSTED);
+            match accept() {
+                Ok(accepted) => {
+                    self.admission.has_all();
+                    let Some((stream, address)) = accepted else { break };
+                    self.admit(stream, address, now, &mut proved);
+                }
+                // Out of descriptors or memory.
+                Err(error) => {
+                    let before = self.admission.waiting.len();
+                    self.admission.pause(error.raw_os_error(), now);
+                    self.tally.evicted += (before - self.admission.waiting.len()) as u64;
                 }
             }
         }
         proved
     }
 
-    /// What the system answered, if somebody has come since whom it does not give us.
+    /// What the system answered, if it gives no descriptor for somebody who has come since.
     pub fn shortage(&self) -> Option<i32> {
-        self.shortage
+        self.admission.shortage()
     }
 
     /// Whether a new caller would be taken now.
     pub fn is_open(&self, now: Instant) -> bool {
-        let pausing = self.paused_until.is_some_and(|until| now < until);
-        !pausing && (self.callers.len() < MOST_UNPROVED || self.least_worthy(now).is_some())
-    }
-
-    /// The caller whose place goes first.
-    fn least_worthy(&self, now: Instant) -> Option<usize> {
-        let silent = self.callers.iter().position(|caller| !caller.handshake.is_greeted());
-        // Callers are in the order in which they came.
-        silent.or_else(|| (now >= self.callers.first()?.since + SETTLED).then_some(0))
+        self.admission.is_open(now)
     }
 
     fn admit(
@@ -146,18 +129,8 @@ impl<S: ByteStream> PendingPeers<S> {
         proved: &mut Vec<ProvenConnection<S>>,
     ) {
         let Ok(handshake) = Handshake::gate(&self.secret) else { return };
-        if self.callers.len() >= MOST_UNPROVED {
-            let Some(index) = self.least_worthy(now) else { return };
-            self.callers.remove(index);
-            self.tally.evicted += 1;
-        }
+        self.tally.evicted += u64::from(self.admission.make_room(now).is_some());
         self.examine(Caller { stream, address, since: now, handshake }, now, proved);
-    }
-
-    fn evict_silent(&mut self) {
-        let before = self.callers.len();
-        self.callers.retain(|caller| caller.handshake.is_greeted());
-        self.tally.evicted += (before - self.callers.len()) as u64;
     }
 
     /// One caller's turn: it stays, is through, or is gone.
@@ -179,7 +152,7 @@ impl<S: ByteStream> PendingPeers<S> {
                 proved.push(ProvenConnection { stream, greeting, keys, address, took });
             }
             Ok(None) if now >= caller.since + PROOF_TIME => self.tally.evicted += 1,
-            Ok(None) => self.callers.push(caller),
+            Ok(None) => self.admission.waiting.push(caller),
             Err(_) => self.tally.refused += 1,
         }
     }
@@ -197,17 +170,12 @@ impl<S: ByteStream> PendingPeers<S> {
     /// Callers that wait, with whether they have something to send.
     pub fn callers(&self) -> impl Iterator<Item = (&S, bool)> {
         let sending = |caller: &Caller<S>| !caller.handshake.outgoing().is_empty();
-        self.callers.iter().map(move |caller| (&caller.stream, sending(caller)))
+        self.admission.waiting.iter().map(move |caller| (&caller.stream, sending(caller)))
     }
 
     /// When [`PendingPeers::advance`] has something to do though nothing arrives.
     pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
-        let resumed = self.paused_until.filter(|until| now < *until);
-        let first = self.callers.first().map(|caller| caller.since);
-        // Shut because it is full, it opens when the first has had its time to settle.
-        let patience = if self.is_open(now) || resumed.is_some() { PROOF_TIME } else { SETTLED };
-        let settled = first.map(|since| since + patience);
-        [resumed, settled].into_iter().flatten().min()
+        self.admission.next_deadline(now)
     }
 }
 
@@ -250,6 +218,7 @@ mod tests {
     use super::super::hello::Purpose;
     use super::*;
     use crate::bootstrap::UniqueId;
+    use crate::bootstrap::admission::MOST_UNPROVED;
 
     /// Says its words, hears nothing, and stays.
     struct Line(Vec<u8>);
@@ -286,7 +255,12 @@ mod tests {
         }
 
         fn greeted(&self) -> usize {
-            self.lobby.callers.iter().filter(|caller| caller.handshake.is_greeted()).count()
+            self.lobby
+                .admission
+                .waiting
+                .iter()
+                .filter(|caller| caller.handshake.is_greeted())
+                .count()
         }
     }
 
@@ -307,22 +281,8 @@ mod tests {
         let hello = scene.hello.clone();
         each(&mut scene, 1, &hello);
         each(&mut scene, 1000, b"ringnet");
-        assert_eq!((scene.lobby.callers.len(), scene.greeted()), (MOST_UNPROVED, 1));
+        assert_eq!((scene.lobby.admission.waiting.len(), scene.greeted()), (MOST_UNPROVED, 1));
         assert_eq!(scene.lobby.tally.evicted, 2001 - MOST_UNPROVED as u64);
-    }
-
-    #[test]
-    fn recordings_hold_their_places_for_a_moment_only() {
-        let mut scene = Scene::new();
-        let hello = scene.hello.clone();
-        each(&mut scene, MOST_UNPROVED, &hello);
-        assert_eq!(scene.greeted(), MOST_UNPROVED);
-        assert!(!scene.lobby.is_open(scene.now));
-        assert_eq!(scene.lobby.next_deadline(scene.now), Some(scene.now + SETTLED));
-        scene.now += SETTLED;
-        assert!(scene.lobby.is_open(scene.now));
-        each(&mut scene, 10, &hello);
-        assert_eq!((scene.greeted(), scene.lobby.tally.evicted), (MOST_UNPROVED, 10));
     }
 
     #[test]
@@ -334,7 +294,7 @@ mod tests {
         scene.now += PROOF_TIME;
         assert!(scene.lobby.next_deadline(scene.now).is_some_and(|at| at <= scene.now));
         scene.lobby.advance(scene.now, || Ok(None));
-        assert_eq!((scene.lobby.callers.len(), scene.lobby.tally.evicted), (0, 6));
+        assert_eq!((scene.lobby.admission.waiting.len(), scene.lobby.tally.evicted), (0, 6));
         assert_eq!(scene.lobby.next_deadline(scene.now), None);
     }
 
@@ -345,10 +305,10 @@ mod tests {
         each(&mut scene, 2, &hello);
         each(&mut scene, 3, b"");
         scene.lobby.advance(scene.now, || Err(io::Error::from_raw_os_error(libc::EMFILE)));
-        assert_eq!((scene.lobby.callers.len(), scene.greeted()), (2, 2));
+        assert_eq!((scene.lobby.admission.waiting.len(), scene.greeted()), (2, 2));
         assert!(!scene.lobby.is_open(scene.now));
         assert_eq!(scene.lobby.shortage(), Some(libc::EMFILE));
-        scene.now += EXHAUSTED;
+        scene.now += Duration::from_secs(1);
         assert!(scene.lobby.is_open(scene.now));
         each(&mut scene, 1, &hello);
         assert_eq!((scene.greeted(), scene.lobby.shortage()), (3, None));
