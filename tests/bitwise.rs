@@ -127,7 +127,7 @@ fn threads_and_processes_with_both_kinds_of_memory_give_the_same_bytes() {
             let (says, in_windows) = (transport(comm), way == "windows");
             let can_be_direct = says.starts_with("shm/direct") && way == "exported";
             assert_eq!(mapped, in_windows || can_be_direct, "{way}: {says}");
-            assert!(way == "exported" || says.ends_with("windows") == in_windows, "{way}: {says}");
+            assert!(way == "exported" || says.ends_with("two-shot") == in_windows, "{way}: {says}");
             digests(comm, memory)
         })
     };

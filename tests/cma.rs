@@ -37,7 +37,7 @@ fn transport(comm: &Communicator) -> &'static str {
 
 fn assert_by_kernel(comm: &Communicator) {
     let transport = transport(comm);
-    assert!(transport.ends_with("kernel"), "{transport}");
+    assert!(transport.ends_with("cma"), "{transport}");
 }
 
 fn soon() -> Instant {

@@ -447,7 +447,7 @@ fn processes_that_disagree_where_they_reach_each_others_buffers_all_fail_too() {
             let copies = ["AllGather", "Broadcast", "Scatter"].iter().any(|it| way.starts_with(it));
             let reaches = match memory {
                 "exported" => way.contains(" shm/direct"),
-                _ => way.ends_with("kernel") || !copies,
+                _ => way.ends_with("cma") || !copies,
             };
             assert!(reaches, "in {memory} memory: {way}");
         }

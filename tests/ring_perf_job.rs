@@ -70,7 +70,7 @@ fn a_root_that_the_job_does_not_have_is_refused() {
 #[test]
 fn ranks_that_are_hosts_of_their_own_measure_tcp() {
     let hosts = [
-        ("--tcp", "a host for each rank", " over tcp, "),
+        ("--tcp", "a host for each rank", " over net/tcp, "),
         ("--procs 4 --ranks_per_host 2", "every 2", " over shm and net/tcp, "),
     ];
     for (mode, said, over) in hosts {

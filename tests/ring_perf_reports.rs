@@ -152,7 +152,7 @@ fn a_comparison_says_what_moved_otherwise() {
     let registered = compare("--register");
     assert!(registered.contains("(registered, before: not registered"), "{registered}");
     let tcp = compare("--tcp");
-    assert!(tcp.contains("(tcp, before: "), "{tcp}");
+    assert!(tcp.contains("(net/tcp, before: "), "{tcp}");
     assert!(tcp.contains("# 1 rows of other memory or another transport"), "{tcp}");
 }
 

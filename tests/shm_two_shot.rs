@@ -38,7 +38,7 @@ fn explained(comm: &Communicator, count: usize) -> Explanation {
 }
 
 fn in_windows(comm: &Communicator) -> bool {
-    explained(comm, ROOM).transport.ends_with("windows")
+    explained(comm, ROOM).transport.ends_with("two-shot")
 }
 
 #[test]
@@ -107,13 +107,13 @@ fn an_explanation_counts_windows_and_what_they_hold() {
 fn settings_decide_whether_there_are_windows() {
     let ring = || Some("ring".to_string());
     let settings = [
-        (Config { algorithm: Some("twoshot".into()), ..short_windows(3) }, "windows"),
-        (Config { deterministic: true, ..short_windows(3) }, "windows"),
-        (Config { deterministic: true, algorithm: ring(), ..short_windows(3) }, "windows"),
-        (Config { algorithm: ring(), ..short_windows(3) }, "staged"),
-        (Config { tuning_file: support::staged(3).tuning_file, ..short_windows(3) }, "staged"),
+        (Config { algorithm: Some("twoshot".into()), ..short_windows(3) }, "two-shot"),
+        (Config { deterministic: true, ..short_windows(3) }, "two-shot"),
+        (Config { deterministic: true, algorithm: ring(), ..short_windows(3) }, "two-shot"),
+        (Config { algorithm: ring(), ..short_windows(3) }, "slots"),
+        (Config { tuning_file: support::staged(3).tuning_file, ..short_windows(3) }, "slots"),
         // One host that is said to be several.
-        (Config { hosts: Some(vec![0, 0, 1]), ..short_windows(3) }, "staged"),
+        (Config { hosts: Some(vec![0, 0, 1]), ..short_windows(3) }, "slots"),
     ];
     for (config, transport) in settings {
         on_processes(3, &config, transport, |comm, transport| {
@@ -299,7 +299,7 @@ fn ranks_that_disagree_in_windows_all_fail_and_name_both_calls() {
                     let numbers: Vec<usize> =
                         argument.split(' ').map(|number| number.parse().unwrap()).collect();
                     let transport = explained(comm, numbers[1]).transport;
-                    assert!(transport.ends_with("windows"), "{transport}");
+                    assert!(transport.ends_with("two-shot"), "{transport}");
                     assert_eq!(numbers[1] == ROOM, transport != "shm/two-shot");
                     for calls_before in [0, 2] {
                         let comm = comm.split(0, 0, None).unwrap().unwrap();

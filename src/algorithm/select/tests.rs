@@ -326,7 +326,7 @@ fn a_profile_is_read_back_and_its_errors_name_the_line() {
     assert_eq!(Profile::from_text(&older).unwrap().costs, costs);
     // The kernel's copies are in it where there are some.
     let copies = Costs { cma_us: 0.5, cma_us_per_byte: 1e-4, ..costs.clone() };
-    assert!(!costs.to_text().contains("kernel"));
+    assert!(!costs.to_text().contains("cma"));
     assert_eq!(Profile::from_text(&copies.to_text()).unwrap().costs, copies);
     let half = copies.to_text().replace("cma_us =", "# cma_us =");
     assert!(error(&half).contains("without cma_us"));

@@ -68,7 +68,7 @@ fn course(
     options: &Options,
 ) -> (Course, Option<Mapped>) {
     // What runs unless the buffers are registered, which those of a row are or are not.
-    let transport = explanation.transport.replace("mapped or ", "");
+    let transport = explanation.transport.replace("shm/direct or ", "");
     let course = Course {
         algorithm: explanation.algorithm.into(),
         transport,
