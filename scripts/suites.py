@@ -93,7 +93,7 @@ def unit():
 
 def integration():
     """The tests of tests/: ranks as threads, processes and hosts, the C interface, the programs."""
-    return [cargo("test", "--no-fail-fast", *tests_named(*integration_tests()))]
+    return [cargo("test", "--no-fail-fast", *tests_named(*integration_tests())), cargo("test", "--doc")]
 
 
 def loom():

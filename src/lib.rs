@@ -1,27 +1,73 @@
-//! ringcomm: collective communication for CPUs and GPUs behind a stable C ABI.
+//! Collective communication for CPUs and GPUs.
 //!
-//! A collective is a [`plan`]: a pure function of the rank turned into a list of steps. Layers
-//! point downwards only; `ARCHITECTURE.md` is the map.
+//! ```
+//! use ringcomm::{Communicator, Config, ReduceOp};
+//!
+//! // Two ranks as threads; `Communicator::from_environment` joins processes of a launcher.
+//! let ranks = Communicator::init_all(2, &Config::default())?;
+//! std::thread::scope(|scope| {
+//!     for comm in &ranks {
+//!         scope.spawn(move || {
+//!             let mut gradient = vec![comm.rank() as f32; 1 << 20];
+//!             comm.all_reduce_in_place(&mut gradient, ReduceOp::Avg).unwrap();
+//!             assert!(gradient.iter().all(|value| *value == 0.5));
+//!         });
+//!     }
+//! });
+//! # Ok::<(), ringcomm::Error>(())
+//! ```
+//!
+//! [`Communicator`] has the collectives, over slices of [`Element`]s, and messages between two
+//! ranks ([`Communicator::messages`]). Ranks are threads, processes or processes of several hosts.
+//! Every wait ends: with its message, or with an [`Error`] that names the rank, its host, its
+//! process and the call. [`Config`] has the settings, which `RINGCOMM_*` variables change.
+//!
+//! The C interface is `include/ringcomm.h`. Everything else that is public here is for this
+//! package's own tests and programs, and may change at any time; `ARCHITECTURE.md` is its map.
 
 #![deny(unsafe_code)]
 
-pub mod algorithm;
-pub mod bootstrap;
-pub mod clock;
-pub mod communicator;
-pub mod config;
-pub mod device;
-pub mod error;
-pub mod executor;
-pub mod ffi;
-pub mod fork;
-pub mod host;
-pub mod plan;
-pub mod suggest;
-pub mod sync;
-pub mod tcp_liveness;
-pub mod thread_signals;
-pub mod transport;
-pub mod types;
+pub use bootstrap::UniqueId;
+pub use communicator::Communicator;
+pub use communicator::typed::{Element, Messages};
+pub use config::{AddressFamily, Config, DeviceChoice, Protection};
+pub use error::{Error, Result};
+pub use types::{DataType, ReduceOp};
 
+#[doc(hidden)]
+pub mod algorithm;
+#[doc(hidden)]
+pub mod bootstrap;
+#[doc(hidden)]
+pub mod clock;
+#[doc(hidden)]
+pub mod communicator;
+#[doc(hidden)]
+pub mod config;
+#[doc(hidden)]
+pub mod device;
+#[doc(hidden)]
+pub mod error;
 mod eventfd;
+#[doc(hidden)]
+pub mod executor;
+#[doc(hidden)]
+pub mod ffi;
+#[doc(hidden)]
+pub mod fork;
+#[doc(hidden)]
+pub mod host;
+#[doc(hidden)]
+pub mod plan;
+#[doc(hidden)]
+pub mod suggest;
+#[doc(hidden)]
+pub mod sync;
+#[doc(hidden)]
+pub mod tcp_liveness;
+#[doc(hidden)]
+pub mod thread_signals;
+#[doc(hidden)]
+pub mod transport;
+#[doc(hidden)]
+pub mod types;

@@ -21,6 +21,7 @@ mod shrink;
 #[cfg(test)]
 mod sim;
 mod tuning;
+pub mod typed;
 
 use crate::algorithm::{self, select::Costs};
 use crate::bootstrap::UniqueId;
@@ -133,6 +134,7 @@ impl Communicator {
     /// The buffers of `call` are valid for the extents its collective defines.
     #[inline]
     #[allow(unsafe_code)]
+    #[doc(hidden)]
     pub unsafe fn run(&self, call: &Call) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.run_on(call, None, None) }
@@ -179,6 +181,7 @@ impl Communicator {
     /// Every buffer is valid for its count.
     #[allow(unsafe_code)]
     #[inline]
+    #[doc(hidden)]
     pub unsafe fn exchange(&self, messages: &[Message]) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.exchange_unless(messages, None) }
@@ -197,6 +200,7 @@ impl Communicator {
 
     /// Where the ranks of a call meet that wait for each other nowhere else, as far as can be said
     /// before they have come, and how many they are.
+    #[doc(hidden)]
     pub fn meets(&self, call: &Call) -> Option<(usize, usize)> {
         let desk = self.gpu.as_ref().and_then(|gpu| gpu.desk.as_ref())?;
         let is_it = desk.is_all_there_is() && !gpu::is_apart(call);
@@ -210,6 +214,7 @@ impl Communicator {
     /// As for `run`, until the stream is past the call.
     #[inline]
     #[allow(unsafe_code)]
+    #[doc(hidden)]
     pub unsafe fn call(&self, call: &Call) -> Result<()> {
         let Some(gpu) = self.gpu.as_ref().filter(|_| call.order.ticket.is_some()) else {
             // SAFETY: the caller's promise.
@@ -225,6 +230,7 @@ impl Communicator {
     /// # Safety
     /// Every buffer is valid for its count, until its stream is past the messages.
     #[allow(unsafe_code)]
+    #[doc(hidden)]
     pub unsafe fn post(&self, posted: &[OrderedMessage]) -> Result<()> {
         self.exchanged(|engine| {
             let Some(gpu) = &self.gpu else {
@@ -240,6 +246,7 @@ impl Communicator {
     }
 
     /// Refuse memory that only the device reads; `what` is its name.
+    #[doc(hidden)]
     pub fn check_on_host(&self, pointer: *const u8, what: &str) -> Result<()> {
         let Some(gpu) = &self.gpu else { return Ok(()) };
         let _current = gpu.device.enter()?;
@@ -282,6 +289,7 @@ impl Communicator {
 
     /// Refuse what a forked child asks of its parent's communicator: half of it is the parent's.
     #[inline]
+    #[doc(hidden)]
     pub fn check_process(&self) -> Result<()> {
         if self.is_of_this_process() { Ok(()) } else { Err(forked()) }
     }
@@ -312,6 +320,7 @@ impl Communicator {
     }
 
     /// Wait until the call that runs, if one does, is over.
+    #[doc(hidden)]
     pub fn settle(&self) {
         drop(self.engine.take());
     }
@@ -322,6 +331,7 @@ impl Communicator {
     /// Ends soon where the communicator is broken or a peer is: the call that runs ends then, and
     /// with it the peers' use of its buffers. A split or a shrink that another thread is in ends
     /// with an error, and survivors who shrink do not wait for this rank.
+    #[doc(hidden)]
     pub fn retire(&self) {
         if !self.is_of_this_process() {
             return;
@@ -349,6 +359,7 @@ impl Communicator {
     }
 
     /// How `call` would run, without running it. Takes no turn: it answers while a call hangs.
+    #[doc(hidden)]
     pub fn explain(&self, call: &Call) -> Result<Explanation> {
         self.check_process()?;
         let basis = self.basis();
@@ -387,11 +398,13 @@ impl Communicator {
     }
 
     /// The constants that its ranks agreed on, as measured at init or read from a tuning file.
+    #[doc(hidden)]
     pub fn costs(&self) -> Costs {
         self.basis().costs.clone()
     }
 
     /// Several hosts, one of which has several ranks: then floats are summed in host order.
+    #[doc(hidden)]
     pub fn is_nested(&self) -> bool {
         self.basis().topology.is_nested()
     }
@@ -427,10 +440,12 @@ impl Communicator {
 
     /// Register a page-aligned range or memory of `exports::allocate`, so that peers in other
     /// processes read and write it directly. Returns a handle for `deregister`.
+    #[doc(hidden)]
     pub fn register(&self, address: *mut u8, bytes: usize) -> Result<u64> {
         shm_export::register(address, bytes)
     }
 
+    #[doc(hidden)]
     pub fn deregister(&self, handle: u64) -> Result<()> {
         shm_export::deregister(handle)
     }

@@ -25,6 +25,7 @@ const HOUSES: [(&str, &[&str]); 6] = [
             "enqueue",
             "init",
             "shrink",
+            "typed",
             "sim fuzz_hooks",
         ],
     ),

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 impl Communicator {
     /// Join the ranks of what was found; returns when all have come.
+    #[doc(hidden)]
     pub fn init_found(found: &LaunchFacts, config: &Config) -> Result<Communicator> {
         if config.debug > 0 {
             // Nobody may be reading any more: that changes nothing here.

@@ -120,6 +120,7 @@ impl Communicator {
     }
 
     /// All ranks of a new communicator in this process, each with a seat of its own.
+    #[doc(hidden)]
     pub fn init_all_on(seats: &[DeviceChoice], config: &Config) -> Result<Vec<Communicator>> {
         let nranks = seats.len();
         check(nranks, 0, config)?;
