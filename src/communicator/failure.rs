@@ -39,7 +39,7 @@ impl Communicator {
         self.failure.lock().get_or_insert_with(|| error.clone());
         self.tell(&error);
         // Release: pairs with the Acquire in `check`, so that the failure is seen with the flag.
-        self.watched.aborted.store(true, Release);
+        self.health.aborted.store(true, Release);
         self.wait_for_remote_access();
         error
     }
@@ -52,8 +52,8 @@ impl Communicator {
     fn wait_for_remote_access(&self) {
         let started = Instant::now();
         for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
-            while self.watched.pages.of(peer).is_visiting() && started.elapsed() < STOPPED {
-                if self.watched.dead().contains(&peer) {
+            while self.health.pages.of(peer).is_visiting() && started.elapsed() < STOPPED {
+                if self.health.dead().contains(&peer) {
                     break;
                 }
                 std::thread::yield_now();
@@ -79,13 +79,13 @@ impl Communicator {
 
     /// Publish why this rank cannot go on; what another rank told it is passed on as it was.
     pub(super) fn tell(&self, error: &Error) {
-        let pages = &self.watched.pages;
+        let pages = &self.health.pages;
         self.gpu.iter().for_each(Gpu::stop);
         publish(pages, self.rank, error);
         for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
             wait::ring_bell(&pages.of(peer).bell);
         }
-        self.watched.publish();
+        self.health.publish();
     }
 
     /// Fail everything running on this rank and tell the peers. From any thread.
@@ -97,9 +97,9 @@ impl Communicator {
         self.aborts.fetch_add(1, Release);
         self.failure.lock().get_or_insert_with(|| aborted.clone());
         // Release: pairs with the Acquire in `check` and in the watch.
-        self.watched.aborted.store(true, Release);
+        self.health.aborted.store(true, Release);
         self.tell(&aborted);
-        wait::ring_bell(&self.watched.pages.mine().bell);
+        wait::ring_bell(&self.health.pages.mine().bell);
     }
 
     pub(super) fn aborted(&self) -> Error {
@@ -125,8 +125,8 @@ impl Communicator {
     /// death that the next call would run into.
     pub fn async_error(&self) -> Option<Error> {
         let failure = self.failure.lock().clone();
-        let late = || self.watched.lateness(self.gpu.as_ref());
-        failure.or_else(late).or_else(|| self.watched.peer_error())
+        let late = || self.health.lateness(self.gpu.as_ref());
+        failure.or_else(late).or_else(|| self.health.peer_error())
     }
 }
 

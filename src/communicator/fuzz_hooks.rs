@@ -30,8 +30,8 @@ impl Importer {
     }
 
     /// See [`Registrations::resolve`].
-    pub fn resolve(&mut self, invitation: &BufferAddresses, used: &Used) -> Option<Base> {
-        self.0.resolve(invitation, used).ok().flatten()
+    pub fn resolve(&mut self, addresses: &BufferAddresses, used: &Used) -> Option<Base> {
+        self.0.resolve(addresses, used).ok().flatten()
     }
 }
 
@@ -47,7 +47,7 @@ pub fn card(bytes: &[u8]) -> Option<Vec<u8>> {
 
 /// What a rank that waits for rank 1 in collective `sequence` finds on everybody's page.
 pub fn look(pages: &Pages, sequence: u64, waited: Duration) -> Result<()> {
-    let watched = CommHealth {
+    let health = CommHealth {
         pages: pages.clone(),
         liveness: Liveness::new((0..pages.nranks()).map(|_| None).collect()),
         publisher: None,
@@ -58,7 +58,7 @@ pub fn look(pages: &Pages, sequence: u64, waited: Duration) -> Result<()> {
         timeout: Duration::from_secs(1),
         meeting: Duration::from_secs(1),
     };
-    if let Some(error) = watched.peer_error() {
+    if let Some(error) = health.peer_error() {
         return Err(error);
     }
     let descriptor = CallSignature {
@@ -69,5 +69,5 @@ pub fn look(pages: &Pages, sequence: u64, waited: Duration) -> Result<()> {
         root: 0,
         count: 1,
     };
-    OpWatchdog::new(&watched, None, descriptor, sequence).check(1, waited)
+    OpWatchdog::new(&health, None, descriptor, sequence).check(1, waited)
 }

@@ -57,8 +57,8 @@ pub struct Communicator {
     config: Config,
     engine: OpLock<Engine>,
     /// That of the engine, from when it stays as it is, for whoever has no turn.
-    basis: OnceLock<Arc<PlanContext>>,
-    watched: CommHealth,
+    plan_context: OnceLock<Arc<PlanContext>>,
+    health: CommHealth,
     failure: Mutex<Option<Error>>,
     /// The error of the last call that failed, by whichever thread, also where nothing broke.
     last_error: failure::Notes,
@@ -123,7 +123,7 @@ impl Communicator {
 
     /// How long an operation waits for its peers.
     pub fn timeout(&self) -> Duration {
-        self.watched.timeout
+        self.health.timeout
     }
 
     /// Run one collective; returns when this rank's buffers may be used again.
@@ -146,20 +146,20 @@ impl Communicator {
     /// As for [`Communicator::run`].
     #[allow(unsafe_code)]
     #[inline]
-    unsafe fn run_unless(&self, call: &Call, unless: CancelCheck) -> Result<()> {
+    unsafe fn run_unless(&self, call: &Call, cancel: CancelCheck) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.run_on(call, None, unless) }
+        unsafe { self.run_on(call, None, cancel) }
     }
 
     /// # Safety
     /// As for `run`.
     #[allow(unsafe_code)]
-    unsafe fn run_on(&self, call: &Call, gpu: Option<&Gpu>, unless: CancelCheck) -> Result<()> {
+    unsafe fn run_on(&self, call: &Call, gpu: Option<&Gpu>, cancel: CancelCheck) -> Result<()> {
         self.check_process()?;
         self.follow();
         let mut engine = self.engine.take();
         self.check()?;
-        if let Some(late) = self.watched.lateness(gpu) {
+        if let Some(late) = self.health.lateness(gpu) {
             return Err(self.failed(late));
         }
         if self.config.debug >= EVERY_CALL {
@@ -167,7 +167,7 @@ impl Communicator {
         }
         let guard = Unwinding(self);
         // SAFETY: the caller's promise.
-        let outcome = unsafe { engine.collective(call, &self.config, &self.watched, gpu, unless) };
+        let outcome = unsafe { engine.collective(call, &self.config, &self.health, gpu, cancel) };
         std::mem::forget(guard);
         if self.config.debug > 0 {
             self.say_detour(gpu);
@@ -193,18 +193,18 @@ impl Communicator {
     /// As for [`Communicator::exchange`].
     #[allow(unsafe_code)]
     #[inline]
-    unsafe fn exchange_unless(&self, messages: &[Message], unless: CancelCheck) -> Result<()> {
+    unsafe fn exchange_unless(&self, messages: &[Message], cancel: CancelCheck) -> Result<()> {
         // SAFETY: the caller's promise.
-        self.exchanged(|engine| unsafe { engine.exchange(messages, &self.watched, unless, None) })
+        self.exchanged(|engine| unsafe { engine.exchange(messages, &self.health, cancel, None) })
     }
 
     /// Where the ranks of a call meet that wait for each other nowhere else, as far as can be said
     /// before they have come, and how many they are.
     #[doc(hidden)]
     pub fn meets(&self, call: &Call) -> Option<(usize, usize)> {
-        let desk = self.gpu.as_ref().and_then(|gpu| gpu.desk.as_ref())?;
-        let is_it = desk.is_all_there_is() && !gpu::is_apart(call);
-        is_it.then(|| (Arc::as_ptr(desk).addr(), self.nranks))
+        let launch_barrier = self.gpu.as_ref().and_then(|gpu| gpu.launch_barrier.as_ref())?;
+        let is_it = launch_barrier.is_all_there_is() && !gpu::is_apart(call);
+        is_it.then(|| (Arc::as_ptr(launch_barrier).addr(), self.nranks))
     }
 
     /// As [`Communicator::run`], for a call of the user's: its buffers may be this rank's device's,
@@ -220,9 +220,9 @@ impl Communicator {
             // SAFETY: the caller's promise.
             return unsafe { self.run_on(call, self.gpu.as_ref(), None) };
         };
-        let unless = || gpu.jam(call.collective.name());
+        let cancel = || gpu.jam(call.collective.name());
         // SAFETY: the caller's promise.
-        unsafe { self.run_on(call, Some(gpu), Some(&unless)) }
+        unsafe { self.run_on(call, Some(gpu), Some(&cancel)) }
     }
 
     /// As [`Communicator::exchange`], for messages of the user's, each ordered by its stream.
@@ -235,12 +235,12 @@ impl Communicator {
         self.exchanged(|engine| {
             let Some(gpu) = &self.gpu else {
                 // SAFETY: the caller's promise.
-                return unsafe { engine.exchange(posted, &self.watched, None, None) };
+                return unsafe { engine.exchange(posted, &self.health, None, None) };
             };
             engine.check_messages(posted)?;
-            gpu.exchange(posted, &self.watched, &mut |messages, bays| {
+            gpu.exchange(posted, &self.health, &mut |messages, bounce_buffers| {
                 // SAFETY: the caller's promise, or pinned memory of the same lengths, or bays.
-                unsafe { engine.exchange(messages, &self.watched, None, bays) }
+                unsafe { engine.exchange(messages, &self.health, None, bounce_buffers) }
             })
         })
     }
@@ -316,7 +316,7 @@ impl Communicator {
     /// Whether it was aborted or has failed: no call begins any more.
     pub fn is_broken(&self) -> bool {
         // Acquire: pairs with the Release in `abort` and `failed`.
-        self.watched.aborted.load(Acquire)
+        self.health.aborted.load(Acquire)
     }
 
     /// Wait until the call that runs, if one does, is over.
@@ -339,11 +339,11 @@ impl Communicator {
         let mut turn = self.engine.take();
         self.part(&mut turn);
         // Release: pairs with the Acquire in `check`.
-        self.watched.aborted.store(true, Release);
+        self.health.aborted.store(true, Release);
         drop(turn);
         self.aborts.fetch_add(1, Release);
         let _alone = self.shrinking.lock();
-        self.watched.pages.mine().leave();
+        self.health.pages.mine().leave();
         self.close_board();
     }
 
@@ -351,10 +351,10 @@ impl Communicator {
     fn part(&self, engine: &mut Engine) {
         let started = Instant::now();
         let needs = |peer| {
-            let page = self.watched.pages.of(peer);
+            let page = self.health.pages.of(peer);
             page.life() == Life::Working && !page.is_gone()
         };
-        let goes_on = || !self.is_broken() && started.elapsed() < self.watched.timeout;
+        let goes_on = || !self.is_broken() && started.elapsed() < self.health.timeout;
         engine.links.deliver(|peer| goes_on() && needs(peer));
     }
 
@@ -362,21 +362,21 @@ impl Communicator {
     #[doc(hidden)]
     pub fn explain(&self, call: &Call) -> Result<Explanation> {
         self.check_process()?;
-        let basis = self.basis();
-        let mut ready = basis.bind(call, &self.config)?;
+        let plan_context = self.plan_context();
+        let mut ready = plan_context.bind(call, &self.config)?;
         let (transport, chosen) = match &self.gpu {
             Some(gpu) => gpu.explain(call),
-            None => (basis.transport(&ready), None),
+            None => (plan_context.transport(&ready), None),
         };
         let number = match ready.portions.filter(|_| chosen.is_none()) {
             Some(portions) => {
-                ready = basis.bind_portion(call, &portions, &self.config)?;
+                ready = plan_context.bind_portion(call, &portions, &self.config)?;
                 portions.number
             }
             None => 1,
         };
         let predicted_us = number as f64 * ready.predicted_us;
-        let host = (ready.algorithm.name(), self.lanes(&basis, &ready), predicted_us);
+        let host = (ready.algorithm.name(), self.lanes(&plan_context, &ready), predicted_us);
         let (algorithm, channels, predicted_us) = chosen.unwrap_or(host);
         let (slices, slice_bytes) = ready.slices();
         Ok(Explanation {
@@ -392,35 +392,35 @@ impl Communicator {
     }
 
     /// Lanes that a call of the host runs in: those of its plan, each with all sockets to a peer.
-    fn lanes(&self, basis: &PlanContext, ready: &BoundCall) -> usize {
-        let sockets = if basis.one_machine { 1 } else { self.config.nsocks };
-        algorithm::lanes(&basis.topology, ready.algorithm) * sockets
+    fn lanes(&self, plan_context: &PlanContext, ready: &BoundCall) -> usize {
+        let sockets = if plan_context.one_machine { 1 } else { self.config.nsocks };
+        algorithm::lanes(&plan_context.topology, ready.algorithm) * sockets
     }
 
     /// The constants that its ranks agreed on, as measured at init or read from a tuning file.
     #[doc(hidden)]
     pub fn costs(&self) -> Costs {
-        self.basis().costs.clone()
+        self.plan_context().costs.clone()
     }
 
     /// Several hosts, one of which has several ranks: then floats are summed in host order.
     #[doc(hidden)]
     pub fn is_nested(&self) -> bool {
-        self.basis().topology.is_nested()
+        self.plan_context().topology.is_nested()
     }
 
     /// What its calls are bound by, which no call changes.
-    fn basis(&self) -> Arc<PlanContext> {
-        let settled = self.basis.get().cloned();
+    fn plan_context(&self) -> Arc<PlanContext> {
+        let settled = self.plan_context.get().cloned();
         // While it is made there is nobody to wait for.
-        settled.unwrap_or_else(|| self.engine.take().basis.clone())
+        settled.unwrap_or_else(|| self.engine.take().plan_context.clone())
     }
 
     /// Its making is over: these are the constants that its ranks have agreed on.
     fn settle_on(&self, costs: Costs) {
         let mut engine = self.engine.take();
         engine.settle(costs);
-        self.basis.set(engine.basis.clone()).expect("constants are agreed on once");
+        self.plan_context.set(engine.plan_context.clone()).expect("constants are agreed on once");
     }
 
     /// The flight record as JSON: the last operations, and who waits for whom. From any thread.
@@ -435,10 +435,10 @@ impl Communicator {
     }
 
     fn flight(&self) -> FlightRecorder {
-        FlightRecorder { pages: self.watched.pages.clone(), number: number_of(&self.id) }
+        FlightRecorder { pages: self.health.pages.clone(), number: number_of(&self.id) }
     }
 
-    /// Register a page-aligned range or memory of `exports::allocate`, so that peers in other
+    /// Register a page-aligned range or memory of `shm_export::allocate`, so that peers in other
     /// processes read and write it directly. Returns a handle for `deregister`.
     #[doc(hidden)]
     pub fn register(&self, address: *mut u8, bytes: usize) -> Result<u64> {
@@ -459,8 +459,8 @@ impl Communicator {
         self.part(&mut engine);
         // Read under the turn, like `check`.
         self.finalized.store(true, Relaxed);
-        self.watched.pages.mine().leave();
-        self.watched.publish();
+        self.health.pages.mine().leave();
+        self.health.publish();
         Ok(())
     }
 }
@@ -490,6 +490,6 @@ impl Drop for Communicator {
         self.exhibit = None;
         self.close_board();
         self.part(&mut self.engine.take());
-        self.watched.pages.mine().leave();
+        self.health.pages.mine().leave();
     }
 }

@@ -80,7 +80,7 @@ impl BounceBuffers for () {
 pub(super) struct Passage<'a> {
     pub links: &'a mut Links,
     pub memory: &'a mut dyn SharedBuffers,
-    pub bays: &'a mut dyn BounceBuffers,
+    pub bounce_buffers: &'a mut dyn BounceBuffers,
     pub watch: &'a dyn WaitCheck,
 }
 
@@ -100,7 +100,7 @@ pub(super) unsafe fn advance(
     };
     let mut moved = false;
     while transfer.state != MessageState::Done {
-        let Some(place) = passage.bays.at(message, chunk, passage.links)? else { break };
+        let Some(place) = passage.bounce_buffers.at(message, chunk, passage.links)? else { break };
         // SAFETY: the caller's promise.
         let bytes = unsafe {
             match (is_remote, transfer.sends) {
@@ -112,7 +112,7 @@ pub(super) unsafe fn advance(
         let Some(bytes) = bytes else { break };
         moved = true;
         if bytes > 0 {
-            passage.bays.moved(message, bytes)?;
+            passage.bounce_buffers.moved(message, bytes)?;
         }
     }
     Ok(moved)

@@ -144,11 +144,11 @@ pub unsafe fn run(
     links: &mut Links,
     memory: &mut dyn SharedBuffers,
     lending: ZeroCopyPolicy,
-    bays: &mut dyn BounceBuffers,
+    bounce_buffers: &mut dyn BounceBuffers,
     watch: &dyn WaitCheck,
 ) -> Result<()> {
     // SAFETY: the caller's promise.
-    unsafe { run_local(batch, links.rank, bays)? };
+    unsafe { run_local(batch, links.rank, bounce_buffers)? };
     let is_away = batch.iter().any(|transfer| transfer.is_away);
     lend(batch, links, memory, lending);
     // Where all are empty there still is something to be done.
@@ -165,7 +165,7 @@ pub unsafe fn run(
         let (peer, patience) = (waiting.peer, links.patience);
         // SAFETY: the pages outlive the links.
         let bells = unsafe { (&*links.bell(links.rank), &*links.bell(peer)) };
-        let mut moves = Moves { batch, links, lanes, memory, bays, watch };
+        let mut moves = Moves { batch, links, lanes, memory, bounce_buffers, watch };
         if moves.links.one_machine() && !is_away {
             wait::wait(patience, bells, peer, watch, || moves.poll())??;
         } else {
@@ -180,7 +180,7 @@ struct Moves<'a> {
     links: &'a mut Links,
     lanes: &'a mut PendingByPeer,
     memory: &'a mut dyn SharedBuffers,
-    bays: &'a mut dyn BounceBuffers,
+    bounce_buffers: &'a mut dyn BounceBuffers,
     watch: &'a dyn WaitCheck,
 }
 
@@ -197,7 +197,8 @@ impl Waiting for Moves<'_> {
     }
 
     fn sleep(&mut self, time: Duration) -> Option<Result<()>> {
-        let time = if self.bays.is_waiting() { time.min(bounce_buffers::NAP) } else { time };
+        let time =
+            if self.bounce_buffers.is_waiting() { time.min(bounce_buffers::NAP) } else { time };
         if self.links.one_machine() {
             // SAFETY: the pages outlive the links.
             let bell = unsafe { &*self.links.bell(self.links.rank) };
@@ -212,7 +213,7 @@ impl Waiting for Moves<'_> {
 unsafe fn run_local(
     batch: &mut [Transfer],
     rank: usize,
-    bays: &mut dyn BounceBuffers,
+    bounce_buffers: &mut dyn BounceBuffers,
 ) -> Result<()> {
     loop {
         let open = |sends: bool| {
@@ -227,7 +228,7 @@ unsafe fn run_local(
         assert_eq!(batch[send].bytes, batch[recv].bytes, "a message to itself has one length");
         let (target, source) = (batch[recv].address, batch[send].address);
         if batch[recv].is_away || batch[send].is_away {
-            bays.copy(send, recv)?;
+            bounce_buffers.copy(send, recv)?;
         } else {
             // SAFETY: the caller's promise.
             unsafe { move_bytes(target, source, batch[send].bytes, false) };
@@ -306,7 +307,7 @@ fn lend(
 
 /// Move everything that can move now; whether anything did.
 unsafe fn sweep(moves: &mut Moves) -> Result<bool> {
-    let Moves { batch, links, lanes, memory, bays, watch } = moves;
+    let Moves { batch, links, lanes, memory, bounce_buffers, watch } = moves;
     lanes.fill([false; 2]);
     let mut moved = false;
     let open = |(_, transfer): &(usize, &mut Transfer)| transfer.state != MessageState::Done;
@@ -318,11 +319,11 @@ unsafe fn sweep(moves: &mut Moves) -> Result<bool> {
         // SAFETY: the caller's promise.
         moved |= unsafe {
             if transfer.is_away {
-                let (memory, bays) = (&mut **memory, &mut **bays);
+                let (memory, bounce_buffers) = (&mut **memory, &mut **bounce_buffers);
                 bounce_buffers::advance(
                     transfer,
                     index,
-                    &mut Passage { links, memory, bays, watch: *watch },
+                    &mut Passage { links, memory, bounce_buffers, watch: *watch },
                 )?
             } else {
                 match (transfer.sends, links.is_remote(transfer.peer)) {

@@ -113,7 +113,7 @@ impl ShmTwoShot {
         &self,
         work: &Arithmetic,
         buffers: &CallBuffers,
-        (scratch, invitation): (*mut u8, &BufferAddresses),
+        (scratch, buffer_addresses): (*mut u8, &BufferAddresses),
         resolve: &mut Resolve,
         links: &mut Links,
         room: &mut Bases,
@@ -123,9 +123,9 @@ impl ShmTwoShot {
         // A rank's own output is a step's first target; the others are scratch, and read at once.
         let work = &Arithmetic { streamed: work.streamed.min(1), ..*work };
         let streams = work.streamed > 0;
-        let windows = || self.count();
+        let two_shot = || self.count();
         // Who looks on is told of windows.
-        let watch = &CountedWait::new(watch, &windows);
+        let watch = &CountedWait::new(watch, &two_shot);
         let mut begin = 0;
         while begin < self.total {
             let window = match &self.rest {
@@ -147,7 +147,7 @@ impl ShmTwoShot {
                     DirectPrograms { mapped: Some(&window.program), kernel: None },
                     work,
                     &here,
-                    invitation,
+                    buffer_addresses,
                     resolve,
                     links,
                     room,

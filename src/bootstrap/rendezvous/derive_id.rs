@@ -89,7 +89,7 @@ pub fn invite(
     };
     let key: JoinKey = (place.to_string(), job.clone(), found.rank);
     let turn = TURNS.lock().get(&key).copied().unwrap_or(0);
-    let invitation = |id: UniqueId, published| JoinTicket {
+    let ticket = |id: UniqueId, published| JoinTicket {
         rank: found.rank,
         nranks: found.nranks,
         local_rank: found.local_rank,
@@ -100,7 +100,7 @@ pub fn invite(
         _published: published,
     };
     if found.nranks == 1 {
-        return Ok(invitation(UniqueId::generate()?, None));
+        return Ok(ticket(UniqueId::generate()?, None));
     }
     let secret = found.secret.text()?;
     let target = match place {
@@ -109,11 +109,11 @@ pub fn invite(
             if found.rank == 0 {
                 let id = network.new_id()?;
                 let published = file::publish(path, &meeting, &id)?;
-                return Ok(invitation(id, Some(published)));
+                return Ok(ticket(id, Some(published)));
             }
             let answers = |id: &UniqueId| network.answers(id);
             let id = file::await_id(path, &meeting, &answers, deadline)?;
-            return Ok(invitation(id, None));
+            return Ok(ticket(id, None));
         }
         RendezvousPlace::Machine => Target { place: place.to_string(), addresses: Vec::new() },
         RendezvousPlace::Address { host, port } => {
@@ -129,7 +129,7 @@ pub fn invite(
     let secret = secret.map_or_else(secret::of_this_machine, Ok)?;
     let label = secret::label(&[&job, &target.place, &turn.to_string()]);
     let id = UniqueId::from_secret(secret.as_bytes(), &label, &target.addresses);
-    Ok(invitation(id, None))
+    Ok(ticket(id, None))
 }
 
 /// The next communicator meets at the next port: the first one's rank 0 may still listen.

@@ -76,7 +76,7 @@ struct Side {
     failed: Option<i32>,
     dropped: bool,
     finished: bool,
-    watched: bool,
+    health: bool,
     /// The other end is asked after, while nothing is on its way there.
     asked: bool,
     /// Since when something is on its way that never arrives.
@@ -196,8 +196,8 @@ impl Net {
     fn probe(&mut self, pipe: usize) {
         let at = self.now + USER_TIMEOUT + Duration::from_secs(KEEPALIVE_S as u64);
         for side in 0..2 {
-            let Side { watched, asked, .. } = self.pipes[pipe].sides[side];
-            if watched || asked {
+            let Side { health, asked, .. } = self.pipes[pipe].sides[side];
+            if health || asked {
                 self.schedule(at, Happening::TimedOut { pipe, side });
             }
         }
@@ -232,7 +232,7 @@ impl Net {
             }
             Happening::TimedOut { pipe, side } => {
                 let end = &mut self.pipes[pipe].sides[side];
-                if !end.watched && end.unacknowledged.is_some() {
+                if !end.health && end.unacknowledged.is_some() {
                     // It was not asked: the kernel sent again what it had sent before.
                     return None;
                 }
@@ -311,8 +311,7 @@ impl Net {
         }
         if cut_off {
             let end = &mut line.sides[side];
-            if end.unacknowledged.replace(end.unacknowledged.unwrap_or(now)).is_none()
-                && end.watched
+            if end.unacknowledged.replace(end.unacknowledged.unwrap_or(now)).is_none() && end.health
             {
                 self.schedule(now + USER_TIMEOUT, Happening::TimedOut { pipe, side });
             }
@@ -433,7 +432,7 @@ impl Network for Port {
 
     fn watch(&self, line: &Line) {
         let mut net = self.net.borrow_mut();
-        net.pipes[line.pipe].sides[line.side].watched = true;
+        net.pipes[line.pipe].sides[line.side].health = true;
         if net.is_cut_off(line.pipe) {
             net.probe(line.pipe);
         }
@@ -442,7 +441,7 @@ impl Network for Port {
     fn ask(&self, line: &Line) {
         let mut net = self.net.borrow_mut();
         let side = &mut net.pipes[line.pipe].sides[line.side];
-        (side.watched, side.asked) = (false, true);
+        (side.health, side.asked) = (false, true);
         if net.is_cut_off(line.pipe) {
             net.probe(line.pipe);
         }

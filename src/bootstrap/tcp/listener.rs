@@ -45,7 +45,7 @@ pub struct AuthListener {
     /// At the same port each.
     listeners: Vec<Listener>,
     addresses: Vec<SocketAddr>,
-    lobby: PendingPeers<TcpSocket>,
+    pending_peers: PendingPeers<TcpSocket>,
     /// Proved, and not yet taken by the one they are for.
     kept: Vec<Proved>,
 }
@@ -94,20 +94,20 @@ impl AuthListener {
             address
         };
         let addresses = best_few(reached, MOST_ADDRESSES).into_iter().map(with_port).collect();
-        let lobby = PendingPeers::new(SharedSecret::new(id));
-        AuthListener { listeners, addresses, lobby, kept: Vec::new() }
+        let pending_peers = PendingPeers::new(SharedSecret::new(id));
+        AuthListener { listeners, addresses, pending_peers, kept: Vec::new() }
     }
 
     /// The gate of the root: its rank, or a thread that is no rank, introduces the others.
     /// Addresses do not say who that is: hosts may share one that is private to each (a container
     /// bridge's), and listen at the same port.
     pub fn of_root(mut self) -> AuthListener {
-        self.lobby.set_root();
+        self.pending_peers.set_root();
         self
     }
 
     pub(in crate::bootstrap) fn is_root(&self) -> bool {
-        self.lobby.is_root()
+        self.pending_peers.is_root()
     }
 
     /// Where it can be reached: the best few of the machine's addresses, best first; never loopback
@@ -118,7 +118,7 @@ impl AuthListener {
 
     /// From now on callers that mean another rank are turned away.
     pub fn set_rank(&mut self, rank: usize) {
-        self.lobby.set_rank(rank as u32);
+        self.pending_peers.set_rank(rank as u32);
     }
 
     /// Listen for the ranks of an id that leads here, perhaps by addresses that this machine does
@@ -147,10 +147,10 @@ impl AuthListener {
 
     /// What to poll before the next [`AuthListener::advance`].
     pub fn poll_fds(&self, into: &mut Vec<libc::pollfd>) {
-        if self.lobby.is_open(Instant::now()) {
+        if self.pending_peers.is_open(Instant::now()) {
             into.extend(self.listeners.iter().map(|one| entry(one.raw(), libc::POLLIN)));
         }
-        into.extend(self.lobby.callers().map(|(socket, sending)| {
+        into.extend(self.pending_peers.callers().map(|(socket, sending)| {
             entry(socket.raw(), libc::POLLIN | if sending { libc::POLLOUT } else { 0 })
         }));
     }
@@ -158,7 +158,7 @@ impl AuthListener {
     /// When [`AuthListener::advance`] has something to do though nothing arrives.
     pub fn next_deadline(&self) -> Option<Instant> {
         let now = Instant::now();
-        if self.kept.is_empty() { self.lobby.next_deadline(now) } else { Some(now) }
+        if self.kept.is_empty() { self.pending_peers.next_deadline(now) } else { Some(now) }
     }
 
     /// Go on with every caller that can, and give out those that have proved themselves. A caller
@@ -168,7 +168,7 @@ impl AuthListener {
     /// names the peer.
     pub fn advance(&mut self) -> Vec<Proved> {
         let mut proved = std::mem::take(&mut self.kept);
-        let AuthListener { listeners, lobby, .. } = self;
+        let AuthListener { listeners, pending_peers, .. } = self;
         let mut next = 0;
         let accept = || {
             // In turn, so that a flood at one address does not keep those of another out.
@@ -181,13 +181,13 @@ impl AuthListener {
             }
             Ok(None)
         };
-        proved.extend(lobby.advance(Instant::now(), accept));
+        proved.extend(pending_peers.advance(Instant::now(), accept));
         proved
     }
 
     /// What the system answered, if somebody has come whom it does not give us.
     pub(in crate::bootstrap) fn shortage(&self) -> Option<i32> {
-        self.lobby.shortage()
+        self.pending_peers.shortage()
     }
 
     /// Keep what is for somebody else; the next [`AuthListener::advance`] gives it out again.
@@ -197,7 +197,7 @@ impl AuthListener {
 
     /// How many callers were let in, refused and put out so far.
     pub fn tally(&self) -> AdmissionStats {
-        self.lobby.tally
+        self.pending_peers.tally
     }
 }
 
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
         let _callers = chosen.map(|at| TcpStream::connect((at.ip(), port)).unwrap());
         let until = Instant::now() + std::time::Duration::from_secs(30);
-        while gate.lobby.callers().count() < 2 {
+        while gate.pending_peers.callers().count() < 2 {
             assert!(Instant::now() < until, "one has come to each");
             gate.advance();
             std::thread::yield_now();

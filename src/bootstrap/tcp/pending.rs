@@ -239,7 +239,7 @@ mod tests {
     }
 
     struct Scene {
-        lobby: PendingPeers<Line>,
+        pending_peers: PendingPeers<Line>,
         hello: Vec<u8>,
         now: Instant,
     }
@@ -251,11 +251,11 @@ mod tests {
             let greeting = Hello { purpose, rank, to, nranks: 2, lane: 0, note: 0 };
             let hello = Handshake::caller(&secret, &greeting).unwrap().outgoing().to_vec();
             assert_eq!(hello.len(), HELLO);
-            Scene { lobby: PendingPeers::new(secret), hello, now: Instant::now() }
+            Scene { pending_peers: PendingPeers::new(secret), hello, now: Instant::now() }
         }
 
         fn greeted(&self) -> usize {
-            self.lobby
+            self.pending_peers
                 .admission
                 .waiting
                 .iter()
@@ -269,7 +269,7 @@ mod tests {
         let from = SocketAddr::from(([10, 0, 0, 1], 1));
         for _ in 0..count {
             let mut next = Some((Line(words.to_vec()), from));
-            let proved = scene.lobby.advance(scene.now, || Ok(next.take()));
+            let proved = scene.pending_peers.advance(scene.now, || Ok(next.take()));
             assert!(proved.is_empty());
         }
     }
@@ -281,8 +281,11 @@ mod tests {
         let hello = scene.hello.clone();
         each(&mut scene, 1, &hello);
         each(&mut scene, 1000, b"ringnet");
-        assert_eq!((scene.lobby.admission.waiting.len(), scene.greeted()), (MOST_UNPROVED, 1));
-        assert_eq!(scene.lobby.tally.evicted, 2001 - MOST_UNPROVED as u64);
+        assert_eq!(
+            (scene.pending_peers.admission.waiting.len(), scene.greeted()),
+            (MOST_UNPROVED, 1)
+        );
+        assert_eq!(scene.pending_peers.tally.evicted, 2001 - MOST_UNPROVED as u64);
     }
 
     #[test]
@@ -292,10 +295,13 @@ mod tests {
         each(&mut scene, 3, &hello);
         each(&mut scene, 3, b"");
         scene.now += PROOF_TIME;
-        assert!(scene.lobby.next_deadline(scene.now).is_some_and(|at| at <= scene.now));
-        scene.lobby.advance(scene.now, || Ok(None));
-        assert_eq!((scene.lobby.admission.waiting.len(), scene.lobby.tally.evicted), (0, 6));
-        assert_eq!(scene.lobby.next_deadline(scene.now), None);
+        assert!(scene.pending_peers.next_deadline(scene.now).is_some_and(|at| at <= scene.now));
+        scene.pending_peers.advance(scene.now, || Ok(None));
+        assert_eq!(
+            (scene.pending_peers.admission.waiting.len(), scene.pending_peers.tally.evicted),
+            (0, 6)
+        );
+        assert_eq!(scene.pending_peers.next_deadline(scene.now), None);
     }
 
     #[test]
@@ -304,13 +310,13 @@ mod tests {
         let hello = scene.hello.clone();
         each(&mut scene, 2, &hello);
         each(&mut scene, 3, b"");
-        scene.lobby.advance(scene.now, || Err(io::Error::from_raw_os_error(libc::EMFILE)));
-        assert_eq!((scene.lobby.admission.waiting.len(), scene.greeted()), (2, 2));
-        assert!(!scene.lobby.is_open(scene.now));
-        assert_eq!(scene.lobby.shortage(), Some(libc::EMFILE));
+        scene.pending_peers.advance(scene.now, || Err(io::Error::from_raw_os_error(libc::EMFILE)));
+        assert_eq!((scene.pending_peers.admission.waiting.len(), scene.greeted()), (2, 2));
+        assert!(!scene.pending_peers.is_open(scene.now));
+        assert_eq!(scene.pending_peers.shortage(), Some(libc::EMFILE));
         scene.now += Duration::from_secs(1);
-        assert!(scene.lobby.is_open(scene.now));
+        assert!(scene.pending_peers.is_open(scene.now));
         each(&mut scene, 1, &hello);
-        assert_eq!((scene.greeted(), scene.lobby.shortage()), (3, None));
+        assert_eq!((scene.greeted(), scene.pending_peers.shortage()), (3, None));
     }
 }

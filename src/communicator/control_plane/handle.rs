@@ -90,7 +90,7 @@ impl tcp::Connect for Connector {
 
 /// The control thread. Dropping it says goodbye to the neighbours and ends it.
 pub struct ControlThread {
-    orders: Arc<Commands>,
+    commands: Arc<Commands>,
     thread: Option<JoinHandle<()>>,
     /// The process it was made in: a forked child has no such thread.
     born: u32,
@@ -98,7 +98,7 @@ pub struct ControlThread {
 
 impl ControlThread {
     pub fn start(start: Start) -> Result<ControlThread> {
-        let orders = Arc::new(Commands {
+        let commands = Arc::new(Commands {
             connect: Mutex::default(),
             ask: Mutex::default(),
             publish: AtomicBool::new(false),
@@ -107,23 +107,23 @@ impl ControlThread {
             #[cfg(test)]
             harm: Mutex::default(),
         });
-        let worker = Worker::new(start, orders.clone());
+        let worker = Worker::new(start, commands.clone());
         let spawned = thread_signals::spawn_deaf("ringcomm-ctl", || worker.run());
         let thread = spawned.map_err(|error| Error::System {
             what: "starting the control thread".into(),
             errno: error.raw_os_error().unwrap_or(0),
         })?;
-        Ok(ControlThread { orders, thread: Some(thread), born: fork::generation() })
+        Ok(ControlThread { commands, thread: Some(thread), born: fork::generation() })
     }
 
     /// What the data plane asks for its connections.
     pub fn connector(&self) -> Box<dyn tcp::Connect> {
-        Box::new(Connector(self.orders.clone()))
+        Box::new(Connector(self.commands.clone()))
     }
 
     /// What says that this rank's page has news.
     pub fn publisher(&self) -> Publisher {
-        Publisher(self.orders.clone())
+        Publisher(self.commands.clone())
     }
 
     pub fn publish(&self) {
@@ -134,8 +134,8 @@ impl ControlThread {
 #[cfg(test)]
 impl ControlThread {
     pub(super) fn harm(&self, harm: ConnectionFault) {
-        *self.orders.harm.lock() = Some(harm);
-        self.orders.event.raise();
+        *self.commands.harm.lock() = Some(harm);
+        self.commands.event.raise();
     }
 }
 
@@ -146,8 +146,8 @@ impl Drop for ControlThread {
             return;
         }
         // Release: pairs with the Acquire in `Worker::obey`, so that the last words are seen.
-        self.orders.stop.store(true, Release);
-        self.orders.event.raise();
+        self.commands.stop.store(true, Release);
+        self.commands.event.raise();
         if let Some(thread) = self.thread.take() {
             // A thread that panicked has said why.
             let _ = thread.join();

@@ -15,14 +15,14 @@ pub struct Worker {
     inbox: Arc<SocketInbox>,
     /// Data sockets to a peer.
     lanes: usize,
-    orders: Arc<Commands>,
+    commands: Arc<Commands>,
     /// What is polled, and the neighbours whose sockets are the last of it.
     entries: Vec<libc::pollfd>,
     polled: Vec<usize>,
 }
 
 impl Worker {
-    pub(super) fn new(start: Start, orders: Arc<Commands>) -> Worker {
+    pub(super) fn new(start: Start, commands: Arc<Commands>) -> Worker {
         let Start { rank, id, gate, addresses, remote, pages, inbox, lanes, timeout } = start;
         let seat = ControlIdentity {
             rank,
@@ -33,14 +33,14 @@ impl Worker {
             timeout,
         };
         let plane = Plane::new(seat, KernelNetwork, Instant::now());
-        Worker { plane, gate, inbox, lanes, orders, entries: Vec::new(), polled: Vec::new() }
+        Worker { plane, gate, inbox, lanes, commands, entries: Vec::new(), polled: Vec::new() }
     }
 
     pub(super) fn run(mut self) {
         loop {
             self.run_commands();
             #[cfg(test)]
-            match self.orders.harm.lock().take() {
+            match self.commands.harm.lock().take() {
                 Some(super::handle::ConnectionFault::Vanish) => return,
                 Some(super::handle::ConnectionFault::Cut) => self.plane.cut(),
                 Some(super::handle::ConnectionFault::Stop(time)) => {
@@ -65,22 +65,22 @@ impl Worker {
 
     /// Do what was ordered.
     fn run_commands(&mut self) {
-        self.orders.event.lower();
+        self.commands.event.lower();
         if self.plane.is_leaving() {
             return;
         }
         let now = Instant::now();
         // Acquire: pairs with the Release in `Engine::drop`.
-        if self.orders.stop.load(Acquire) {
+        if self.commands.stop.load(Acquire) {
             return self.plane.leave(now);
         }
         // Acquire: pairs with the Release in `Publisher::publish`.
-        if self.orders.publish.swap(false, Acquire) {
+        if self.commands.publish.swap(false, Acquire) {
             self.plane.publish();
         }
-        let peers = std::mem::take(&mut *self.orders.connect.lock());
+        let peers = std::mem::take(&mut *self.commands.connect.lock());
         peers.into_iter().for_each(|peer| self.plane.connect(peer, self.lanes as u32, now));
-        let peers = std::mem::take(&mut *self.orders.ask.lock());
+        let peers = std::mem::take(&mut *self.commands.ask.lock());
         peers.into_iter().for_each(|peer| self.plane.ask(peer, now));
     }
 
@@ -109,7 +109,7 @@ impl Worker {
         let writes = |is_writing| if is_writing { libc::POLLOUT } else { 0 };
         let Worker { plane, entries, polled, .. } = self;
         entries.clear();
-        entries.push(entry(self.orders.event.raw(), libc::POLLIN));
+        entries.push(entry(self.commands.event.raw(), libc::POLLIN));
         let mut until = plane.next_deadline();
         if plane.receives() {
             self.gate.poll_fds(entries);

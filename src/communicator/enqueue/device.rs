@@ -35,12 +35,12 @@ impl Communicator {
         self.check()?;
         let extents = call.extents(self.rank, self.nranks)?;
         extents.check(call, self.rank)?;
-        let inside = gpu.desk.is_none().then(|| gpu.callers.enter(self.rank));
+        let inside = gpu.launch_barrier.is_none().then(|| gpu.callers.enter(self.rank));
         let found = gpu.look(call, &extents)?;
         if !gpu.is_ahead(&found, &extents) {
             return Ok(false);
         }
-        let portions = self.basis().portions(call, &extents, &self.config)?;
+        let portions = self.plan_context().portions(call, &extents, &self.config)?;
         let worker = self.worker()?;
         // The stream's order is the thread's.
         let mut giving = gpu.giving.lock();
@@ -101,7 +101,7 @@ impl Communicator {
         self.check_process()?;
         self.check()?;
         send_recv::check(posted, self.rank, self.nranks)?;
-        let inside = gpu.desk.is_none().then(|| gpu.callers.enter(self.rank));
+        let inside = gpu.launch_barrier.is_none().then(|| gpu.callers.enter(self.rank));
         let found = gpu.look_at(posted)?;
         if !found.is_away || found.bytes > 2 * gpu.portion_bytes {
             return Ok(false);
@@ -146,10 +146,10 @@ impl Communicator {
     pub(super) unsafe fn exchange_given(&self, given: &GivenMessages) -> Result<()> {
         let Some(gpu) = &self.gpu else { return Ok(()) };
         self.exchanged(|engine| {
-            gpu.wait_for_input(given.given.ticket(), &self.watched)?;
-            let unless = || gpu.jam("its messages");
+            gpu.wait_for_input(given.given.ticket(), &self.health)?;
+            let cancel = || gpu.jam("its messages");
             // SAFETY: the caller's promise.
-            unsafe { engine.exchange(&given.messages, &self.watched, Some(&unless), None) }
+            unsafe { engine.exchange(&given.messages, &self.health, Some(&cancel), None) }
         })
     }
 }

@@ -62,7 +62,7 @@ impl Engine {
         let is_whole = |side| portions.blocks(call, side) < 2;
         let (takes, gives) = (!is_whole(Side::Input), !is_whole(Side::Output));
         if takes || gives {
-            room.resize(self.basis.portion_bytes.unwrap_or(0), 0);
+            room.resize(self.plan_context.portion_bytes.unwrap_or(0), 0);
         }
         let base = room.as_mut_ptr();
         let first =

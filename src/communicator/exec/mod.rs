@@ -37,7 +37,7 @@ use std::sync::Arc;
 pub struct Engine {
     pub links: Links,
     /// What its calls are bound by.
-    pub basis: Arc<PlanContext>,
+    pub plan_context: Arc<PlanContext>,
     pub memory: super::memory::registration::Registrations,
     /// What every message carries of its communicator and its rank.
     pub origin: Stamp,
@@ -58,7 +58,7 @@ pub struct Engine {
     received: Vec<u64>,
     pub(super) transfers: Vec<Transfer>,
     lanes: PendingByPeer,
-    vain: ProbeBackoff,
+    backoff: ProbeBackoff,
     /// Which messages are lent.
     lending: ZeroCopyPolicy,
     /// The constants are not agreed yet.
@@ -79,12 +79,12 @@ impl Engine {
         let nranks = links.nranks;
         assert_eq!(topology.nranks(), nranks);
         let source = links.rank as u32;
-        let mut basis = PlanContext::new(&links, topology);
-        basis.portion_bytes = portion_bytes;
-        let basis = Arc::new(basis);
+        let mut plan_context = PlanContext::new(&links, topology);
+        plan_context.portion_bytes = portion_bytes;
+        let plan_context = Arc::new(plan_context);
         let origin = Stamp { communicator, epoch, source, ..Stamp::default() };
         Engine {
-            basis,
+            plan_context,
             links,
             memory,
             origin,
@@ -100,7 +100,7 @@ impl Engine {
             received: vec![0; nranks],
             transfers: Vec::new(),
             lanes: vec![[false; 2]; nranks],
-            vain: ProbeBackoff::default(),
+            backoff: ProbeBackoff::default(),
             lending: ZeroCopyPolicy::LEAST,
             setting_up: true,
             #[cfg(test)]
@@ -116,9 +116,9 @@ impl Engine {
         &mut self,
         call: &Call,
         config: &Config,
-        watched: &CommHealth,
+        health: &CommHealth,
         gpu: Option<&Gpu>,
-        unless: CancelCheck,
+        cancel: CancelCheck,
     ) -> Result<()> {
         let ready = self.ready(call, config)?;
         let checked = ready.extents.check(call, self.links.rank).and_then(|in_place| {
@@ -134,13 +134,13 @@ impl Engine {
         };
         let sequence = self.sequence;
         self.sequence += 1;
-        let page = watched.pages.mine();
+        let page = health.pages.mine();
         let count = if call.runs_as_messages() { call.count } else { ready.descriptor.count };
         page.begin(sequence, ready.fingerprint, ready.what, count as u64, clock::ticks());
-        let mut watch = OpWatchdog::new(watched, unless, ready.descriptor, sequence);
+        let mut watch = OpWatchdog::new(health, cancel, ready.descriptor, sequence);
         watch.makes_communicator = self.setting_up;
         let stamp = Stamp { sequence, fingerprint: ready.fingerprint, ..self.origin };
-        let track = watched.track.as_ref().filter(|_| !self.setting_up);
+        let track = health.track.as_ref().filter(|_| !self.setting_up);
         if let Some((track, record)) = track.and_then(|track| Some((track, page.record(sequence)?)))
         {
             track.begun(record);
@@ -181,7 +181,7 @@ impl Engine {
     /// Keep a bound call at hand, unless its own run has shown that it is bound for what is not.
     #[inline]
     pub(super) fn keep(&mut self, ready: Arc<BoundCall>) {
-        if ready.windows.is_none() || self.basis.shares_scratch() {
+        if ready.two_shot.is_none() || self.plan_context.shares_scratch() {
             self.cache.put_back(ready);
         }
     }
@@ -213,12 +213,12 @@ impl Engine {
         if unsafe { self.probe_direct(call, in_place, ready, stamp, watch)? } {
             return Ok(());
         }
-        if let Some(windows) = &ready.windows
+        if let Some(two_shot) = &ready.two_shot
             && self.has_scratch(stamp, watch)?
         {
             // SAFETY: the caller's promise.
             return unsafe {
-                self.run_shm_two_shot(windows, &buffers, &work_of(ready), stamp, watch)
+                self.run_shm_two_shot(two_shot, &buffers, &work_of(ready), stamp, watch)
             };
         }
         // SAFETY: the caller's promise.
@@ -234,13 +234,13 @@ impl Engine {
         stamp: &Stamp,
         watch: &OpWatchdog,
     ) -> Result<bool> {
-        if ready.forbears && !self.vain.should_probe(ready.fingerprint) {
+        if ready.forbears && !self.backoff.should_probe(ready.fingerprint) {
             return Ok(false);
         }
         // SAFETY: the caller's promise.
         let ran = unsafe { self.run_in_buffers(call, in_place, ready, stamp, watch)? };
         if ready.forbears {
-            self.vain.record(ready.fingerprint, ran);
+            self.backoff.record(ready.fingerprint, ran);
         }
         Ok(ran)
     }
@@ -263,13 +263,13 @@ impl Engine {
             return Ok(false);
         }
         let buffers = self.buffers(call);
-        let mut invitation = self.memory.buffer_addresses(call, &ready.extents, in_place)?;
+        let mut buffer_addresses = self.memory.buffer_addresses(call, &ready.extents, in_place)?;
         if programs.kernel.is_some()
-            && invitation.input_region == NOWHERE
+            && buffer_addresses.input_region == NOWHERE
             && cma::is_lendable(call.send, ready.extents.input)
         {
-            invitation.input_region = KERNEL;
-            invitation.input_offset = call.send.expose_provenance() as u64;
+            buffer_addresses.input_region = KERNEL;
+            buffer_addresses.input_offset = call.send.expose_provenance() as u64;
         }
         let memory = &mut self.memory;
         let mut resolve = |theirs: &BufferAddresses, used: &Used| memory.resolve(theirs, used);
@@ -279,7 +279,7 @@ impl Engine {
                 programs,
                 &work_of(ready),
                 &buffers,
-                &invitation,
+                &buffer_addresses,
                 &mut resolve,
                 &mut self.links,
                 &mut self.bases,
@@ -320,11 +320,11 @@ impl Engine {
         if self.shared.is_open() {
             return Ok(true);
         }
-        let bytes = self.basis.window_bytes();
+        let bytes = self.plan_context.window_bytes();
         let (memory, links) = (&mut self.memory, &mut self.links);
         let is_open = self.shared.open(bytes, memory, links, stamp, watch)?;
         if self.shared.is_given_up() {
-            self.basis.share_no_scratch();
+            self.plan_context.share_no_scratch();
             self.cache = Cache::default();
         }
         Ok(is_open)
@@ -332,22 +332,22 @@ impl Engine {
 
     unsafe fn run_shm_two_shot(
         &mut self,
-        windows: &ShmTwoShot,
+        two_shot: &ShmTwoShot,
         buffers: &CallBuffers,
         work: &Arithmetic,
         stamp: &Stamp,
         watch: &OpWatchdog,
     ) -> Result<()> {
-        let (invitation, scratch) = self.shared.scratch_addresses(buffers.scalar);
+        let (buffer_addresses, scratch) = self.shared.scratch_addresses(buffers.scalar);
         let Engine { memory, links, bases, .. } = self;
         memory.begin();
         let mut resolve = |theirs: &BufferAddresses, used: &Used| memory.resolve(theirs, used);
         // SAFETY: the caller's promise; the scratch is the communicator's, as long as any window.
         unsafe {
-            windows.run(
+            two_shot.run(
                 work,
                 buffers,
-                (scratch, &invitation),
+                (scratch, &buffer_addresses),
                 &mut resolve,
                 links,
                 bases,
@@ -363,7 +363,7 @@ impl Engine {
         if let Some(ready) = self.cache.take(call) {
             return Ok(ready);
         }
-        let ready = Arc::new(self.basis.bind(call, config)?);
+        let ready = Arc::new(self.plan_context.bind(call, config)?);
         if self.scratch.len() < ready.staged.scratch_bytes {
             self.scratch.resize(ready.staged.scratch_bytes, 0);
         }
@@ -375,7 +375,7 @@ impl Engine {
     pub fn settle(&mut self, costs: Costs) {
         let [reached, by_kernel] = zero_copy_from(&costs);
         self.lending = ZeroCopyPolicy { reached, by_kernel };
-        self.basis = Arc::new(self.basis.settled(costs));
+        self.plan_context = Arc::new(self.plan_context.settled(costs));
         self.setting_up = false;
         self.cache = Cache::default();
         self.sequence = SETUP_OPERATIONS;
@@ -393,13 +393,13 @@ impl Engine {
     /// Run the messages that `transfers` lists.
     pub(super) unsafe fn run_transfers(
         &mut self,
-        bays: &mut dyn BounceBuffers,
+        bounce_buffers: &mut dyn BounceBuffers,
         watch: &OpWatchdog,
     ) -> Result<()> {
         self.memory.begin();
         let Engine { transfers, lanes, links, memory, lending, .. } = self;
         // SAFETY: the caller's promise.
-        unsafe { send_recv::run(transfers, lanes, links, memory, *lending, bays, watch) }
+        unsafe { send_recv::run(transfers, lanes, links, memory, *lending, bounce_buffers, watch) }
     }
 
     /// Run a batch of point-to-point messages, some of which may go through bays.
@@ -409,9 +409,9 @@ impl Engine {
     pub unsafe fn exchange<M: AsRef<Message>>(
         &mut self,
         messages: &[M],
-        watched: &CommHealth,
-        unless: CancelCheck,
-        bays: Option<&mut dyn BounceBuffers>,
+        health: &CommHealth,
+        cancel: CancelCheck,
+        bounce_buffers: Option<&mut dyn BounceBuffers>,
     ) -> Result<()> {
         // A refused batch must not have numbered a message.
         self.check_messages(messages)?;
@@ -425,7 +425,7 @@ impl Engine {
             root: 0,
             count: messages.len(),
         };
-        let page = watched.pages.mine();
+        let page = health.pages.mine();
         page.begin_batch(batch, descriptor.pack(), messages.len() as u64, clock::ticks());
         self.transfers.clear();
         for message in messages {
@@ -433,22 +433,22 @@ impl Engine {
             self.transfers.push(transfer);
         }
         let mut none = ();
-        let bays: &mut dyn BounceBuffers = match bays {
+        let bounce_buffers: &mut dyn BounceBuffers = match bounce_buffers {
             None => &mut none,
-            Some(bays) => {
+            Some(bounce_buffers) => {
                 let all = self.transfers.iter_mut().enumerate();
-                all.for_each(|(index, transfer)| transfer.is_away = bays.has(index));
-                bays
+                all.for_each(|(index, transfer)| transfer.is_away = bounce_buffers.has(index));
+                bounce_buffers
             }
         };
-        let mut watch = OpWatchdog::new(watched, unless, descriptor, batch);
+        let mut watch = OpWatchdog::new(health, cancel, descriptor, batch);
         watch.makes_communicator = self.setting_up;
-        let track = watched.track.as_ref().filter(|_| !self.setting_up);
+        let track = health.track.as_ref().filter(|_| !self.setting_up);
         if let Some((track, record)) = track.and_then(|track| Some((track, page.batch(batch)?))) {
             track.begun(record);
         }
         // SAFETY: the caller's promise.
-        let outcome = unsafe { self.run_transfers(bays, &watch) };
+        let outcome = unsafe { self.run_transfers(bounce_buffers, &watch) };
         track.inspect(|track| track.ended(outcome.is_ok()));
         outcome?;
         page.end_batch(batch, clock::ticks());

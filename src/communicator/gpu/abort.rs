@@ -46,8 +46,8 @@ impl Gpu {
 
     /// Where and why a kernel of this rank has ended before its time.
     fn ending(&self) -> Option<Ending> {
-        match &self.desk {
-            Some(desk) => desk.ending(self.rank),
+        match &self.launch_barrier {
+            Some(launch_barrier) => launch_barrier.ending(self.rank),
             None => self.stopper.ending(),
         }
     }
@@ -56,7 +56,7 @@ impl Gpu {
     pub(super) fn check_whole(&self, watch: &OpWatchdog) -> Result<()> {
         /// Whoever stops kernels says why in a moment.
         const LONGEST: Duration = Duration::from_secs(1);
-        watch.watched.lateness(Some(self)).map_or(Ok(()), Err)?;
+        watch.health.lateness(Some(self)).map_or(Ok(()), Err)?;
         if self.ending().is_none() {
             return Ok(());
         }
@@ -64,7 +64,7 @@ impl Gpu {
         while started.elapsed() < LONGEST {
             watch.look(Duration::ZERO)?;
             // Also what this rank's own page says of others.
-            watch.watched.peer_error().map_or(Ok(()), Err)?;
+            watch.health.peer_error().map_or(Ok(()), Err)?;
             std::thread::sleep(NAP);
         }
         Err(Error::Aborted { rank: self.rank, operation: Some(watch.operation()) })

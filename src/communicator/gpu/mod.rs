@@ -79,7 +79,7 @@ pub(super) struct Gpu {
     /// Since when the host has had its part of what a stream was given, which waits for it.
     on_host_since: Mutex<Option<Instant>>,
     /// Where all ranks meet, if they are threads of this process on devices.
-    pub(super) desk: Option<Arc<LaunchBarrier>>,
+    pub(super) launch_barrier: Option<Arc<LaunchBarrier>>,
     /// All ranks are of this machine.
     is_near: bool,
     /// All ranks are on devices of this machine, in several processes.
@@ -141,7 +141,8 @@ impl Gpu {
     ) -> Result<Option<Gpu>> {
         let Some(device) = seated.device else { return Ok(None) };
         let kernels = Kernels::of(&device)?;
-        let desk = (around.together && seated.all).then(|| LaunchBarrier::of(name, around.nranks));
+        let launch_barrier =
+            (around.together && seated.all).then(|| LaunchBarrier::of(name, around.nranks));
         let may_share = seated.all && around.near && !around.together;
         let mut warning = None;
         let asked = GpuSettings {
@@ -150,9 +151,9 @@ impl Gpu {
             buff_size: config.buff_size,
             timeout: Duration::from_millis(config.timeout_ms),
         };
-        if let Some(desk) = &desk {
+        if let Some(launch_barrier) = &launch_barrier {
             let event = || Event::new(&device, Recording::Moment);
-            let sitting = RankDevice {
+            let rank_device = RankDevice {
                 device: device.clone(),
                 kernels: kernels.clone().ok(),
                 before: event()?,
@@ -160,7 +161,7 @@ impl Gpu {
                 after_captured: event()?,
                 asked,
             };
-            warning = desk.sit(rank, sitting);
+            warning = launch_barrier.take_seat(rank, rank_device);
         }
         let portion_bytes = around.portion_bytes;
         let staging = Staging::new(&device, portion_bytes, around.nranks)?;
@@ -180,7 +181,7 @@ impl Gpu {
             place,
             callers: Callers::of(name),
             on_host_since: Mutex::default(),
-            desk,
+            launch_barrier,
             is_near: around.near,
             may_share,
             sharing,
@@ -225,7 +226,7 @@ impl Gpu {
             Sharing::Failed(_) => return "gpu/staged (no shared memory)",
             Sharing::No => {}
         }
-        match self.desk.as_ref().map(|desk| desk.reach()) {
+        match self.launch_barrier.as_ref().map(|launch_barrier| launch_barrier.reach()) {
             Some(DeviceReach::All) => "gpu/fused",
             Some(DeviceReach::Memory) => "gpu/fused (a trial failed)",
             Some(DeviceReach::Failed) => "gpu/staged (a probe failed)",
@@ -239,7 +240,8 @@ impl Gpu {
     /// its modelled time where it is not the host's. A fused call is one launch that waits for
     /// nothing: it has no algorithm that could be asked for, and no modelled time.
     pub fn explain(&self, call: &Call) -> (&'static str, Option<(&'static str, usize, f64)>) {
-        let chosen = self.desk.as_ref().and_then(|desk| desk.explain(call));
+        let chosen =
+            self.launch_barrier.as_ref().and_then(|launch_barrier| launch_barrier.explain(call));
         let chosen = match &mut *self.sharing.lock() {
             Sharing::Works(shared) => shared.explain(call),
             _ => chosen.map(|(chosen, channels, is_together)| {
@@ -267,7 +269,8 @@ impl Gpu {
             Sharing::Works(_) => true,
             Sharing::Failed(_) => false,
             Sharing::No => {
-                let reach = self.desk.as_ref().map(|desk| desk.reach());
+                let reach =
+                    self.launch_barrier.as_ref().map(|launch_barrier| launch_barrier.reach());
                 matches!(reach, Some(DeviceReach::All | DeviceReach::Memory))
                     && self.kernels.is_ok()
             }
@@ -286,7 +289,7 @@ impl Gpu {
 
     /// End the kernels of all ranks that wait for each other, and let none begin.
     pub fn stop(&self) {
-        self.desk.iter().for_each(|desk| desk.stop());
+        self.launch_barrier.iter().for_each(|launch_barrier| launch_barrier.stop());
         self.stopper.stop();
     }
 
@@ -319,7 +322,7 @@ impl Gpu {
         let is_nothing = sides.iter().all(Option::is_none);
         let is_ordered = sends || receives || !stream.is_null() || is_nothing;
         let capture = if is_ordered { Capture::of(&self.device, stream)? } else { Capture::No };
-        if self.desk.is_none() {
+        if self.launch_barrier.is_none() {
             // Processes that can be captured say so when they meet.
             let sharing = &*self.sharing.lock();
             let why = match sharing {
@@ -370,7 +373,7 @@ impl Gpu {
         Ok(ran)
     }
 
-    /// Run a call that was looked at: at the desk, or through the host with `on_host`.
+    /// Run a call that was looked at: at the launch barrier, or through the host with `on_host`.
     pub fn carry(
         &self,
         call: &Call,
@@ -382,9 +385,9 @@ impl Gpu {
             true => self.settle(call.order.stream, watch),
             false => Ok(()),
         };
-        if let Some(desk) = &self.desk {
+        if let Some(launch_barrier) = &self.launch_barrier {
             let arrival = self.arrival(call, found, ready.fingerprint);
-            if desk.arrive_and_wait(self.rank, arrival, watch, call.meanwhile)?
+            if launch_barrier.arrive_and_wait(self.rank, arrival, watch, call.meanwhile)?
                 == BarrierOutcome::Done
             {
                 self.mark_captured(call.order.stream, found.capture);
@@ -392,7 +395,7 @@ impl Gpu {
                 return if call.order.settles { self.check_whole(watch) } else { Ok(()) };
             }
             if let Some(meanwhile) = call.meanwhile {
-                desk.has_more();
+                launch_barrier.has_more();
                 return Err(meanwhile.leave());
             }
         }

@@ -32,8 +32,8 @@ impl Gpu {
                     wait(stream, &shared.last)?;
                 }
             }
-            if let Some(desk) = &self.desk {
-                desk.follow(self.rank, stream, capture)?;
+            if let Some(launch_barrier) = &self.launch_barrier {
+                launch_barrier.follow(self.rank, stream, capture)?;
             }
         }
         if capture == Capture::No {

@@ -26,13 +26,13 @@ impl OpWatchdog<'_> {
         let seconds = waited.as_secs() / EVERY_S;
         // A wait begins anew for each peer.
         let is_time = seconds > 0 && self.looked.replace(seconds) != seconds;
-        if !is_time || !self.watched.together || self.makes_communicator || !is_only_thread() {
+        if !is_time || !self.health.together || self.makes_communicator || !is_only_thread() {
             return Ok(());
         }
         Err(Error::usage(format!(
             "rank {} waits in {} for rank {peer}, and the program has no other thread that could \
              call that: {GROUP_THEM}",
-            self.watched.pages.rank,
+            self.health.pages.rank,
             self.operation()
         )))
     }

@@ -207,8 +207,8 @@ const LAST_LOOK: Duration = Duration::from_millis(50);
 
 /// The watch of one operation.
 pub struct OpWatchdog<'a> {
-    pub(in crate::communicator) watched: &'a CommHealth,
-    unless: CancelCheck<'a>,
+    pub(in crate::communicator) health: &'a CommHealth,
+    cancel: CancelCheck<'a>,
     descriptor: CallSignature,
     sequence: u64,
     /// The operation is none of the user's.
@@ -223,7 +223,7 @@ pub struct OpWatchdog<'a> {
 
 impl WaitCheck for OpWatchdog<'_> {
     fn progress(&self, done: usize, of: usize) {
-        if let Some(record) = self.record_of(self.watched.pages.rank) {
+        if let Some(record) = self.record_of(self.health.pages.rank) {
             let (index, number) = self.portion.get();
             record.come(done + index * of, number * of);
         }
@@ -231,12 +231,12 @@ impl WaitCheck for OpWatchdog<'_> {
 
     #[cold]
     fn check(&self, peer: usize, waited: Duration) -> Result<()> {
-        let pages = &self.watched.pages;
+        let pages = &self.health.pages;
         // Acquire: pairs with the Release in `Communicator::abort`.
-        if self.watched.aborted.load(Acquire) {
+        if self.health.aborted.load(Acquire) {
             return Err(Error::Aborted { rank: pages.rank, operation: Some(self.operation()) });
         }
-        if let Some(reason) = self.unless.and_then(|unless| unless()) {
+        if let Some(reason) = self.cancel.and_then(|cancel| cancel()) {
             return Err(reason);
         }
         self.note(peer, waited);
@@ -245,16 +245,16 @@ impl WaitCheck for OpWatchdog<'_> {
         if pages.of(peer).life() == Life::Left && !self.has_done_its_part(peer, waited) {
             return Err(self.departed(peer));
         }
-        let CommHealth { timeout, meeting, .. } = *self.watched;
+        let CommHealth { timeout, meeting, .. } = *self.health;
         if waited < if self.makes_communicator { meeting } else { timeout } {
             return Ok(());
         }
         Err(Error::Timeout {
             rank: pages.rank,
-            peer: self.watched.who(peer),
+            peer: self.health.who(peer),
             operation: self.operation(),
             waited_ms: waited.as_millis() as u64,
-            peer_state: (self.states_from(peer) + &self.watched.hint(peer)).into(),
+            peer_state: (self.states_from(peer) + &self.health.hint(peer)).into(),
         })
     }
 
@@ -264,10 +264,10 @@ impl WaitCheck for OpWatchdog<'_> {
         if let Err(known) = self.check_others() {
             return known;
         }
-        if self.watched.pages.of(peer).life() == Life::Left {
+        if self.health.pages.of(peer).life() == Life::Left {
             return self.departed(peer);
         }
-        let (rank, peer) = (Some(self.watched.pages.rank), self.watched.who(peer));
+        let (rank, peer) = (Some(self.health.pages.rank), self.health.who(peer));
         let operation = Some(self.operation());
         Error::Disconnected { rank, peer, operation, why: why.to_string() }
     }
@@ -285,16 +285,16 @@ impl WaitCheck for OpWatchdog<'_> {
 
 impl<'a> OpWatchdog<'a> {
     pub fn new(
-        watched: &'a CommHealth,
-        unless: CancelCheck<'a>,
+        health: &'a CommHealth,
+        cancel: CancelCheck<'a>,
         descriptor: CallSignature,
         sequence: u64,
     ) -> OpWatchdog<'a> {
         let (makes_communicator, departure) = (false, Cell::new(None));
         let (portion, looked) = (Cell::new((0, 1)), Cell::new(0));
         OpWatchdog {
-            watched,
-            unless,
+            health,
+            cancel,
             descriptor,
             sequence,
             makes_communicator,
@@ -326,13 +326,13 @@ impl<'a> OpWatchdog<'a> {
     }
 
     fn mismatch(&self, peer: usize, mine: Operation, theirs: Operation) -> Error {
-        let (rank, peer) = (self.watched.pages.rank, self.watched.who(peer));
+        let (rank, peer) = (self.health.pages.rank, self.health.who(peer));
         Error::Mismatch { rank, mine, peer, theirs: Box::new(theirs) }
     }
 
     /// The fingerprint of this operation, a collective.
     fn form(&self) -> Option<u64> {
-        let record = self.record_of(self.watched.pages.rank).filter(|_| self.is_collective());
+        let record = self.record_of(self.health.pages.rank).filter(|_| self.is_collective());
         Some(record?.fingerprint.load(Relaxed))
     }
 
@@ -353,7 +353,7 @@ impl<'a> OpWatchdog<'a> {
     /// The call of `peer` that a message belongs to, where that is known.
     fn sent_by(&self, peer: usize, expected: &Stamp, come: &Stamp) -> Option<Operation> {
         if let Some((count, data_type)) = fingerprint::message(come.fingerprint) {
-            let rank = self.watched.pages.rank;
+            let rank = self.health.pages.rank;
             return Some(Operation {
                 call: format!("Send(count={count}, type={data_type}, peer={rank})"),
                 sequence: Some(come.sequence),
@@ -365,7 +365,7 @@ impl<'a> OpWatchdog<'a> {
         {
             return self.block(peer, form, come);
         }
-        let record = self.watched.pages.of(peer).record(come.sequence)?;
+        let record = self.health.pages.of(peer).record(come.sequence)?;
         (!self.is_collective()).then(|| signature::operation(record))
     }
 
@@ -373,7 +373,7 @@ impl<'a> OpWatchdog<'a> {
     fn block(&self, peer: usize, form: u64, stamp: &Stamp) -> Option<Operation> {
         let count = fingerprint::block(form, stamp.fingerprint)?;
         let CallSignature { collective, data_type, .. } = self.descriptor;
-        let (name, rank) = (collective?.name(), self.watched.pages.rank);
+        let (name, rank) = (collective?.name(), self.health.pages.rank);
         Some(Operation {
             call: format!("{name}(count={count} from rank {peer} to {rank}, type={data_type})"),
             sequence: Some(self.number()),
@@ -383,7 +383,7 @@ impl<'a> OpWatchdog<'a> {
     /// What a peer is doing, and, where it waits too, the rank that it waits for, and so on: the
     /// last one is the reason.
     fn states_from(&self, peer: usize) -> String {
-        let pages = &self.watched.pages;
+        let pages = &self.health.pages;
         let mut text = signature::state_of(pages.of(peer), peer);
         let mut seen = vec![pages.rank, peer];
         let awaited = |rank: usize| {
@@ -405,7 +405,7 @@ impl<'a> OpWatchdog<'a> {
     /// sent is on this machine by then, but was perhaps not yet when this rank last looked.
     fn has_done_its_part(&self, peer: usize, waited: Duration) -> bool {
         if self.is_collective() {
-            return self.watched.pages.of(peer).completed() > self.sequence;
+            return self.health.pages.of(peer).completed() > self.sequence;
         }
         let seen = self.departure.get().unwrap_or(waited);
         self.departure.set(Some(seen.min(waited)));
@@ -414,48 +414,48 @@ impl<'a> OpWatchdog<'a> {
 
     /// Tell onlookers whom this rank waits for.
     fn note(&self, peer: usize, waited: Duration) {
-        if let Some(record) = self.record_of(self.watched.pages.rank) {
+        if let Some(record) = self.record_of(self.health.pages.rank) {
             let waited_ms = waited.as_millis() as u64;
             let before_ms = record.wait(peer, waited_ms);
             // While a communicator is made all wait for two that measure, and the news of so many
             // would keep those two from it.
             let tidings = |ms| if self.makes_communicator { ms / 1000 } else { tidings(ms) };
             if tidings(before_ms) != tidings(waited_ms) {
-                self.watched.publish();
+                self.health.publish();
             }
         }
     }
 
     fn record_of(&self, rank: usize) -> Option<&crate::executor::control_block::Record> {
-        let page = self.watched.pages.of(rank);
+        let page = self.health.pages.of(rank);
         if self.is_collective() { page.record(self.sequence) } else { page.batch(self.sequence) }
     }
 
     /// What any of the others is the reason for that this operation has no point any more.
     fn check_others(&self) -> Result<()> {
-        let pages = &self.watched.pages;
+        let pages = &self.health.pages;
         for other in (0..pages.nranks()).filter(|other| *other != pages.rank) {
             self.check_rank(other)?;
         }
-        self.watched.dead().into_iter().try_for_each(|dead| self.check_dead(dead))
+        self.health.dead().into_iter().try_for_each(|dead| self.check_dead(dead))
     }
 
     /// The error for a peer that has left and will send nothing more.
     fn departed(&self, peer: usize) -> Error {
         Error::Remote {
-            rank: self.watched.pages.rank,
-            peer: self.watched.who(peer),
+            rank: self.health.pages.rank,
+            peer: self.health.who(peer),
             operation: Some(self.operation()),
-            text: signature::state_of(self.watched.pages.of(peer), peer),
+            text: signature::state_of(self.health.pages.of(peer), peer),
         }
     }
 
     /// A peer that failed, or that made another call under this sequence number.
     fn check_rank(&self, other: usize) -> Result<()> {
-        let pages = &self.watched.pages;
+        let pages = &self.health.pages;
         let page = pages.of(other);
         if page.life() == Life::Failed {
-            return Err(self.watched.remote(other, Some(self.operation())));
+            return Err(self.health.remote(other, Some(self.operation())));
         }
         let mine = pages.mine();
         let recent = match self.is_collective() {
@@ -475,11 +475,11 @@ impl<'a> OpWatchdog<'a> {
 
     /// A dead peer matters unless it had already done its part of this operation.
     fn check_dead(&self, dead: usize) -> Result<()> {
-        let page = self.watched.pages.of(dead);
+        let page = self.health.pages.of(dead);
         let done = self.is_collective() && page.completed() > self.sequence;
         if done || page.life() == Life::Left {
             return Ok(());
         }
-        Err(self.watched.ended(dead, Some(self.operation())))
+        Err(self.health.ended(dead, Some(self.operation())))
     }
 }

@@ -127,24 +127,24 @@ pub fn calibrate(
     communicator: &Communicator,
     profiled: Profiled,
     cores: usize,
-    unless: CancelCheck,
+    cancel: CancelCheck,
 ) -> Result<()> {
     if communicator.nranks == 1 {
         communicator.settle_on(Costs { cores, ..Costs::default() });
         // It is through with what others do now.
-        communicator.watched.pages.mine().end(SETUP_OPERATIONS - 1, clock::ticks());
+        communicator.health.pages.mine().end(SETUP_OPERATIONS - 1, clock::ticks());
         return Ok(());
     }
     let mut costs = Costs { cores, ..Costs::default() };
     if profiled == Profiled::Nothing {
         (costs.copy_us_per_byte, costs.reduce_us_per_byte) = paces();
-        measure_host(communicator, &mut costs, unless)?;
+        measure_host(communicator, &mut costs, cancel)?;
     } else if let (0, Some(path)) = (communicator.rank, &communicator.config.tuning_file) {
         // The others wait for these constants: they fail with the same words.
         costs = Profile::read(path).inspect_err(|error| communicator.tell(error))?.costs;
     }
     if profiled != Profiled::Everything {
-        measure_wire(communicator, &mut costs, unless)?;
+        measure_wire(communicator, &mut costs, cancel)?;
     }
     let mut words = costs.to_words();
     let give = Call {
@@ -154,9 +154,9 @@ pub fn calibrate(
         ..Call::new(Collective::Broadcast, DataType::Float64)
     };
     // SAFETY: both buffers are the words.
-    unsafe { communicator.run_unless(&give, unless)? };
+    unsafe { communicator.run_unless(&give, cancel)? };
     let mut costs = Costs::from_words(words);
-    if !meet(communicator, costs.cma_us_per_byte.is_finite(), unless)? {
+    if !meet(communicator, costs.cma_us_per_byte.is_finite(), cancel)? {
         costs.cma_us_per_byte = f64::INFINITY;
     }
     communicator.settle_on(costs);
@@ -165,11 +165,11 @@ pub fn calibrate(
 
 /// Wait for all ranks, which is the last that they do before the user's calls; whether the kernel
 /// copies out of every rank's memory for every other one. `copies` is the same on all ranks.
-fn meet(communicator: &Communicator, copies: bool, unless: CancelCheck) -> Result<bool> {
-    let pages = &communicator.watched.pages;
+fn meet(communicator: &Communicator, copies: bool, cancel: CancelCheck) -> Result<bool> {
+    let pages = &communicator.health.pages;
     let processes = {
-        let basis = communicator.basis();
-        basis.one_machine && !basis.one_process
+        let plan_context = communicator.plan_context();
+        plan_context.one_machine && !plan_context.one_process
     };
     let is_readable = |peer: usize| {
         let page = pages.of(peer);
@@ -187,21 +187,21 @@ fn meet(communicator: &Communicator, copies: bool, unless: CancelCheck) -> Resul
         },
     };
     // SAFETY: both buffers are the byte; a barrier has none.
-    unsafe { communicator.run_unless(&meeting, unless)? };
+    unsafe { communicator.run_unless(&meeting, cancel)? };
     Ok(all != 0)
 }
 
 /// Measure what takes two ranks of a host: rank 0 with another one. What the other ranks get is not
 /// looked at: rank 0 gives them its own.
-fn measure_host(communicator: &Communicator, costs: &mut Costs, unless: CancelCheck) -> Result<()> {
-    let companion = communicator.basis().topology.ranks(0).get(1).copied();
+fn measure_host(communicator: &Communicator, costs: &mut Costs, cancel: CancelCheck) -> Result<()> {
+    let companion = communicator.plan_context().topology.ranks(0).get(1).copied();
     let Some(companion) = companion else { return Ok(()) };
     let time = |messages, round_trips| {
-        crossing(communicator, companion, Volley { bytes: 8, messages }, round_trips, unless)
+        crossing(communicator, companion, Volley { bytes: 8, messages }, round_trips, cancel)
     };
     let (one, two) = (time(1, ROUND_TRIPS)?, time(2, PAIR_ROUND_TRIPS)?);
     take_host(costs, communicator.nranks, one, two);
-    measure_copies(communicator, companion, costs, one, unless)
+    measure_copies(communicator, companion, costs, one, cancel)
 }
 
 /// What a byte takes that goes from core to core, and one that the kernel copies: measured by the
@@ -211,18 +211,18 @@ fn measure_copies(
     companion: usize,
     costs: &mut Costs,
     short: Crossing,
-    unless: CancelCheck,
+    cancel: CancelCheck,
 ) -> Result<()> {
     static CROSS: Once<f64> = Once::new();
     static KERNEL: Once<(f64, f64)> = Once::new();
     let trips = |bytes, round_trips| {
-        crossing(communicator, companion, Volley { bytes, messages: 1 }, round_trips, unless)
+        crossing(communicator, companion, Volley { bytes, messages: 1 }, round_trips, cancel)
     };
-    let bytes = LONG_BYTES.min(communicator.basis().geometry.slot_bytes);
+    let bytes = LONG_BYTES.min(communicator.plan_context().geometry.slot_bytes);
     // Rank 0 says when it ends, whatever the other one's process has measured.
     let is_known = communicator.rank == 0 && CROSS.get().is_some();
     let long = trips(bytes, if is_known { 1 } else { LONG_ROUND_TRIPS })?;
-    let page = communicator.watched.pages.of(companion);
+    let page = communicator.health.pages.of(companion);
     let mut pace = KERNEL.get().copied();
     // The first time the kernel has not had these pages in its own hands.
     for _ in 0..2 {
@@ -265,17 +265,17 @@ fn take_host(costs: &mut Costs, nranks: usize, one: Crossing, two: Crossing) {
 }
 
 /// As [`measure_host`], where there are several, with a rank of another one.
-fn measure_wire(communicator: &Communicator, costs: &mut Costs, unless: CancelCheck) -> Result<()> {
+fn measure_wire(communicator: &Communicator, costs: &mut Costs, cancel: CancelCheck) -> Result<()> {
     let opposite = {
-        let basis = communicator.basis();
-        if basis.topology.nhosts() == 1 {
+        let plan_context = communicator.plan_context();
+        if plan_context.topology.nhosts() == 1 {
             return Ok(());
         }
-        basis.topology.ranks(1)[0]
+        plan_context.topology.ranks(1)[0]
     };
     let time = |bytes| {
         let volley = Volley { bytes, messages: 1 };
-        crossing(communicator, opposite, volley, WIRE_ROUND_TRIPS, unless)
+        crossing(communicator, opposite, volley, WIRE_ROUND_TRIPS, cancel)
     };
     let (short, long) = (time(8)?, time(WIRE_SAMPLE_BYTES)?);
     let further = (long.half_trip_us - short.half_trip_us).max(0.0);
@@ -319,7 +319,7 @@ fn crossing(
     other: usize,
     Volley { bytes, messages }: Volley,
     round_trips: usize,
-    unless: CancelCheck,
+    cancel: CancelCheck,
 ) -> Result<Crossing> {
     let rank = communicator.rank;
     if rank != 0 && rank != other {
@@ -337,15 +337,15 @@ fn crossing(
     let timed = |volley: &[Message]| {
         let started = Instant::now();
         // SAFETY: both buffers hold as many bytes.
-        unsafe { communicator.exchange_unless(volley, unless)? };
+        unsafe { communicator.exchange_unless(volley, cancel)? };
         Ok::<f64, Error>(started.elapsed().as_secs_f64() * 1e6)
     };
     let mut first_done = None;
     for many in 0..round_trips {
         // No wait here is so long that it would look, but all of them are on a busy machine, and
         // the others wait.
-        let reason = unless.and_then(|unless| unless());
-        if let Some(trouble) = reason.or_else(|| communicator.watched.peer_error()) {
+        let reason = cancel.and_then(|cancel| cancel());
+        if let Some(trouble) = reason.or_else(|| communicator.health.peer_error()) {
             return Err(communicator.failed(trouble));
         }
         let since_first = first_done.map_or(Duration::ZERO, |at: Instant| at.elapsed());

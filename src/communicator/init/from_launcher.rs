@@ -25,7 +25,7 @@ impl Communicator {
         }
         let started = Instant::now();
         let deadline = started + config.meeting();
-        let (communicator, invitation) = meet(found, config, deadline).map_err(|unmet| {
+        let (communicator, ticket) = meet(found, config, deadline).map_err(|unmet| {
             let is_over = Instant::now() >= deadline;
             let waited_ms = started.elapsed().as_millis() as u64;
             let not_met = |why, waited_ms| {
@@ -52,7 +52,7 @@ impl Communicator {
                 unmet => unmet.error,
             }
         })?;
-        invitation.met();
+        ticket.met();
         Ok(communicator)
     }
 }
@@ -138,14 +138,14 @@ fn open_root(id: &UniqueId, config: &Config, deadline: Instant) -> Result<AuthLi
     }
 }
 
-/// Take up the invitation of what was found.
+/// Meet the ranks of what was found.
 fn meet(
     found: &LaunchFacts,
     config: &Config,
     deadline: Instant,
 ) -> Result<(Communicator, JoinTicket), BootstrapError> {
-    let invitation = invite(found, &LauncherNetwork(config), deadline)?;
-    let JoinTicket { nranks, rank, ref id, hosts_root, .. } = invitation;
+    let ticket = invite(found, &LauncherNetwork(config), deadline)?;
+    let JoinTicket { nranks, rank, ref id, hosts_root, .. } = ticket;
     let through_file = matches!(found.place, RendezvousPlace::File(_));
     let communicator = if hosts_root && !through_file {
         let gate = open_root(id, config, deadline)?;
@@ -160,7 +160,7 @@ fn meet(
     } else {
         Communicator::init_unless(nranks, id, rank, config, StopConditions::deadline(deadline))?
     };
-    Ok((communicator, invitation))
+    Ok((communicator, ticket))
 }
 
 #[cfg(test)]

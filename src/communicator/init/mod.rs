@@ -76,26 +76,26 @@ impl Communicator {
         check(nranks, rank, config)?;
         clock::start();
         let map = SegmentMap::new(nranks, geometry(config, nranks)?);
-        let mut assembly = LocalSetup::new(rank, nranks, map);
+        let mut setup = LocalSetup::new(rank, nranks, map);
         if nranks == 1 {
-            assembly.segments[0] = Some(Arc::new(Segment::anonymous(map.bytes())?));
-            assembly.seated.device = gpu::device(config)?;
-            assembly.seated.among([assembly.seated.device.is_some()].into_iter());
-            return assemble(assembly, None, id, config, None);
+            setup.segments[0] = Some(Arc::new(Segment::anonymous(map.bytes())?));
+            setup.seated.device = gpu::device(config)?;
+            setup.seated.among([setup.seated.device.is_some()].into_iter());
+            return assemble(setup, None, id, config, None);
         }
         if !id.addresses().is_empty() {
             let gate = AuthListener::open(id, &NetworkConfig::from(config))?;
-            return Communicator::join_hosts(assembly, id, config, until, gate);
+            return Communicator::join_hosts(setup, id, config, until, gate);
         }
-        assembly.seated.device = gpu::device(config)?;
-        let mine = PeerInfo::new(config, nranks, assembly.seated.device.is_some())?;
+        setup.seated.device = gpu::device(config)?;
+        let mine = PeerInfo::new(config, nranks, setup.seated.device.is_some())?;
         let all: Vec<usize> = (0..nranks).collect();
         let share = SharedSegment::new(map.bytes())?;
-        let introductions = assembly.meet_locals(share, &all, id, &mine, until, None)?;
-        assembly.profiled = Profiled::from_word(introductions[0].profiled);
-        assembly.seated.among(introductions.iter().map(|one| one.device == 1));
-        assembly.crowd = CoreCounts::of(&introductions, &mine);
-        assemble(assembly, None, id, config, until.is_broken_off)
+        let introductions = setup.meet_locals(share, &all, id, &mine, until, None)?;
+        setup.profiled = Profiled::from_word(introductions[0].profiled);
+        setup.seated.among(introductions.iter().map(|one| one.device == 1));
+        setup.crowd = CoreCounts::of(&introductions, &mine);
+        assemble(setup, None, id, config, until.is_broken_off)
     }
 
     /// As [`Communicator::init_unless`] for ranks that may be on several hosts, with a gate that is
@@ -136,12 +136,12 @@ impl Communicator {
             .collect::<Result<_>>()?;
         let (maker, profiled) = (Some(std::thread::current().id()), Profiled::by(config));
         let join = &|rank: usize| {
-            let mut assembly = LocalSetup::new(rank, nranks, map);
-            assembly.seated = Seated { device: devices[rank].clone(), maker, ..Seated::default() };
-            assembly.seated.among(devices.iter().map(Option::is_some));
-            assembly.segments = segments.iter().cloned().map(Some).collect();
-            assembly.profiled = profiled;
-            assemble(assembly, None, &id, config, None).map_err(Error::from)
+            let mut setup = LocalSetup::new(rank, nranks, map);
+            setup.seated = Seated { device: devices[rank].clone(), maker, ..Seated::default() };
+            setup.seated.among(devices.iter().map(Option::is_some));
+            setup.segments = segments.iter().cloned().map(Some).collect();
+            setup.profiled = profiled;
+            assemble(setup, None, &id, config, None).map_err(Error::from)
         };
         // Ranks measure together as they start, so each needs a thread of its own.
         let joined = thread_per_rank::all_or_none((0..nranks).map(|rank| move || join(rank)))?;
@@ -151,7 +151,7 @@ impl Communicator {
 
     /// Find out whether the ranks' devices can share memory, where the ranks are several processes
     /// of one machine.
-    fn survey(&self, unless: CancelCheck) -> Result<()> {
+    fn survey(&self, cancel: CancelCheck) -> Result<()> {
         let Some(gpu) = self.gpu.as_ref().filter(|gpu| gpu.may_share) else { return Ok(()) };
         let mut engine = self.engine.take();
         let descriptor = CallSignature {
@@ -164,7 +164,7 @@ impl Communicator {
         };
         // No call of the user's has the number.
         let sequence = u64::MAX;
-        let mut watch = OpWatchdog::new(&self.watched, unless, descriptor, sequence);
+        let mut watch = OpWatchdog::new(&self.health, cancel, descriptor, sequence);
         watch.makes_communicator = true;
         let stamp = Stamp { sequence, fingerprint: 1, ..engine.origin };
         let engine = &mut *engine;
@@ -185,11 +185,11 @@ fn check(nranks: usize, rank: usize, config: &Config) -> Result<()> {
 
 /// Put a rank together from its parts and measure the machine with the others.
 fn assemble(
-    assembly: LocalSetup,
+    setup: LocalSetup,
     outside: Option<RemotePeers>,
     id: &UniqueId,
     config: &Config,
-    unless: CancelCheck,
+    cancel: CancelCheck,
 ) -> Result<Communicator, BootstrapError> {
     let LocalSetup {
         rank,
@@ -203,7 +203,7 @@ fn assemble(
         profiled,
         seated,
         crowd,
-    } = assembly;
+    } = setup;
     prepare();
     let patience = SpinPolicy::new(crowd.ranks_here, crowd.cores_here, config.spins);
     let segments = segments.into_iter().map(|segment| segment.expect("every rank has one"));
@@ -226,9 +226,9 @@ fn assemble(
         nranks: links.nranks,
         id: id.clone(),
         config: of_children(config, gpu.as_ref()),
-        basis: OnceLock::new(),
+        plan_context: OnceLock::new(),
         engine: OpLock::new(Engine::new(links, memory, topology, (number_of(id), id.epoch()), cut)),
-        watched: CommHealth {
+        health: CommHealth {
             pages,
             liveness: Liveness::new(processes),
             aborted: AtomicBool::new(false),
@@ -252,7 +252,7 @@ fn assemble(
         exhibit: exhibit(flight, rank, config),
         born: fork::generation(),
     };
-    start(communicator, profiled, crowd.cores, unless)
+    start(communicator, profiled, crowd.cores, cancel)
 }
 
 /// What the process has once for all its communicators.
@@ -281,10 +281,10 @@ fn start(
     communicator: Communicator,
     profiled: Profiled,
     cores: usize,
-    unless: CancelCheck,
+    cancel: CancelCheck,
 ) -> Result<Communicator, BootstrapError> {
-    calibrate::calibrate(&communicator, profiled, cores, unless)
-        .and_then(|()| communicator.survey(unless))
+    calibrate::calibrate(&communicator, profiled, cores, cancel)
+        .and_then(|()| communicator.survey(cancel))
         .map_err(|error| BootstrapError { cause: cause(&error), error })?;
     // Say why calls on devices take a longer way, where they do.
     if communicator.config.debug > 0

@@ -134,15 +134,15 @@ fn apart(error: Error, locals: &[usize]) -> Error {
 impl Communicator {
     /// Join ranks that may be on several hosts.
     pub(super) fn join_hosts(
-        mut assembly: LocalSetup,
+        mut setup: LocalSetup,
         id: &UniqueId,
         config: &Config,
         until: StopConditions,
         mut gate: AuthListener,
     ) -> Result<Communicator, BootstrapError> {
-        let (rank, nranks) = (assembly.rank, assembly.segments.len());
-        assembly.seated.device = crate::communicator::gpu::device(config)?;
-        let mine = PeerInfo::new(config, nranks, assembly.seated.device.is_some())?;
+        let (rank, nranks) = (setup.rank, setup.segments.len());
+        setup.seated.device = crate::communicator::gpu::device(config)?;
+        let mine = PeerInfo::new(config, nranks, setup.seated.device.is_some())?;
         let card = HostPeerInfo {
             introduction: mine,
             host: host::identity(config.host_id.as_deref()),
@@ -169,14 +169,14 @@ impl Communicator {
             mine.check(rank, other, &card.introduction)?;
         }
         let introductions: Vec<PeerInfo> = cards.iter().map(|card| card.introduction).collect();
-        assembly.profiled = Profiled::from_word(introductions[0].profiled);
-        assembly.seated.among(introductions.iter().map(|one| one.device == 1));
-        assembly.crowd = CoreCounts::of(&introductions, &mine);
+        setup.profiled = Profiled::from_word(introductions[0].profiled);
+        setup.seated.among(introductions.iter().map(|one| one.device == 1));
+        setup.crowd = CoreCounts::of(&introductions, &mine);
         let hosts = numbered(&cards);
         let here = hosts[rank];
         let locals: Vec<usize> = (0..nranks).filter(|other| hosts[*other] == here).collect();
-        let OnHosts { slots, wire } = on_hosts(config, nranks, most(&hosts), assembly.seated.any)?;
-        assembly.map = SegmentMap::new(locals.len(), slots).within(share_bytes);
+        let OnHosts { slots, wire } = on_hosts(config, nranks, most(&hosts), setup.seated.any)?;
+        setup.map = SegmentMap::new(locals.len(), slots).within(share_bytes);
         let local_id = id.derive_at(format!("host {here}").as_bytes(), &[]);
         let gates = locals.iter().enumerate().filter(|(_, other)| **other != rank);
         let gates = gates.map(|(place, other)| {
@@ -184,10 +184,10 @@ impl Communicator {
             (place, card.pid, &card.addresses[..])
         });
         let patrol = Patrol::new(gates);
-        let met = assembly.meet_locals(share, &locals, &local_id, &mine, until, Some(&patrol));
+        let met = setup.meet_locals(share, &locals, &local_id, &mine, until, Some(&patrol));
         let met =
             met.map_err(|unmet| BootstrapError { error: apart(unmet.error, &locals), ..unmet });
-        let met = met.and_then(|_| assembly.mirror(&hosts));
+        let met = met.and_then(|_| setup.mirror(&hosts));
         // On one host, too, the gate is open until all have come through: see `vanished_peers.rs`.
         let (outside, _gate) = match locals.len() < nranks {
             true => (Some(RemotePeers { gate, cards, hosts, wire }), None),
@@ -199,7 +199,7 @@ impl Communicator {
             }
             return Err(unmet);
         }
-        super::assemble(assembly, outside, id, config, until.is_broken_off)
+        super::assemble(setup, outside, id, config, until.is_broken_off)
     }
 }
 

@@ -116,7 +116,7 @@ impl Communicator {
         // Who dies before it comes is known here, and to nobody that it would meet there.
         let trouble = || match self.is_broken() {
             true => self.check().err(),
-            false => self.watched.trouble_among(|rank| group.contains(&rank)),
+            false => self.health.trouble_among(|rank| group.contains(&rank)),
         };
         let is_called_off = || trouble().is_some();
         let deadline = Instant::now() + config.meeting();
@@ -135,7 +135,7 @@ impl Communicator {
         };
         made.map(Some).map_err(|unmet| {
             let unmet = numbering.to_parent(unmet);
-            trouble().unwrap_or_else(|| self.watched.with_cause(&group, unmet))
+            trouble().unwrap_or_else(|| self.health.with_cause(&group, unmet))
         })
     }
 

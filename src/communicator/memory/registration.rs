@@ -202,14 +202,22 @@ impl Registrations {
     /// A peer's buffers in this process's address space, if all that is `used` of them is there. An
     /// error is this rank's own: it cannot map what the peer shares.
     ///
-    /// An invitation is what a peer claims: whatever it says, no address outside of the memory that
+    /// Buffer addresses are what a peer claims: whatever it says, no address outside of the memory that
     /// the ranks share comes of it.
-    pub fn resolve(&mut self, invitation: &BufferAddresses, used: &Used) -> Result<Option<Base>> {
-        let input = self.address(invitation.input_region, invitation.input_offset, used.input)?;
-        let output =
-            self.address(invitation.output_region, invitation.output_offset, used.output)?;
+    pub fn resolve(
+        &mut self,
+        buffer_addresses: &BufferAddresses,
+        used: &Used,
+    ) -> Result<Option<Base>> {
+        let input =
+            self.address(buffer_addresses.input_region, buffer_addresses.input_offset, used.input)?;
+        let output = self.address(
+            buffer_addresses.output_region,
+            buffer_addresses.output_offset,
+            used.output,
+        )?;
         let base = |(input, output): (*mut u8, _)| {
-            Base::new(input.cast_const(), output, invitation.scalar)
+            Base::new(input.cast_const(), output, buffer_addresses.scalar)
         };
         Ok(input.zip(output).map(base))
     }
@@ -233,7 +241,7 @@ impl Registrations {
                     if let Some(why) = self.lost.get(&region) {
                         return Err(why.clone());
                     }
-                    // The descriptor was sent before the invitation, so it is in the mailbox.
+                    // The descriptor was sent before the addresses, so it is in the mailbox.
                     let sent = self.mailbox.as_ref().map(Mailbox::receive).transpose()?;
                     let Some(sent) = sent.flatten() else { return Ok(None) };
                     self.put_or_note(sent);
@@ -314,9 +322,9 @@ mod tests {
                 // Addresses mean nothing between processes.
                 (at(ADDRESS, address.addr()), used(1, 1)),
             ];
-            for (invitation, used) in outside {
-                let base = memory.resolve(&invitation, &used).unwrap();
-                assert!(base.is_none(), "{invitation:?} with {used:?} gave {base:?}");
+            for (buffer_addresses, used) in outside {
+                let base = memory.resolve(&buffer_addresses, &used).unwrap();
+                assert!(base.is_none(), "{buffer_addresses:?} with {used:?} gave {base:?}");
             }
             assert!(memory.resolve(&at(UNUSED, 0), &used(0, 0)).unwrap().is_some());
         };
@@ -336,8 +344,8 @@ mod tests {
             let call = Call { send: address, recv: address, count: 1, ..call.clone() };
             let extents = call.extents(0, 2).unwrap();
             let loan = memory.offer(0, address, 1);
-            let invitation = memory.buffer_addresses(&call, &extents, true).unwrap();
-            assert_eq!(loan.region, invitation.input_region);
+            let buffer_addresses = memory.buffer_addresses(&call, &extents, true).unwrap();
+            assert_eq!(loan.region, buffer_addresses.input_region);
             let mut sent = 0;
             while mailbox.receive().unwrap().is_some() {
                 sent += 1;

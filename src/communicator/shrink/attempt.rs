@@ -27,7 +27,7 @@ pub trait ShrinkEnv {
     type Gate;
 
     /// What it sees of the others.
-    fn watched(&self) -> &CommHealth;
+    fn health(&self) -> &CommHealth;
 
     fn share_a_host(&self, ranks: &[usize]) -> bool;
 
@@ -76,10 +76,10 @@ pub struct ShrinkDriver<P: ShrinkEnv> {
 impl<P: ShrinkEnv> ShrinkDriver<P> {
     /// Begin, and announce it.
     pub fn begin(place: P, deadline: Instant) -> Result<ShrinkDriver<P>> {
-        let pages = &place.watched().pages;
+        let pages = &place.health().pages;
         let unknown = PeerView { is_dead: false, announced: Announcement::NOTHING };
         let mut peers = vec![unknown; pages.nranks()];
-        look(place.watched(), &mut peers);
+        look(place.health(), &mut peers);
         let before = pages.mine().board.read().unwrap_or(Announcement::NOTHING);
         let agreement = Agreement::begin(pages.rank, before, &peers);
         let mut survivor = ShrinkDriver { place, agreement, peers, door: None, deadline };
@@ -90,7 +90,7 @@ impl<P: ShrinkEnv> ShrinkDriver<P> {
     /// Look at the others and go on.
     pub fn advance(&mut self, now: Instant) -> Result<ShrinkStep<P::Gate>> {
         let before = self.agreement.mine().clone();
-        look(self.place.watched(), &mut self.peers);
+        look(self.place.health(), &mut self.peers);
         let act = self.agreement.look(&self.peers);
         let moved = *self.agreement.mine() != before;
         if moved {
@@ -108,7 +108,7 @@ impl<P: ShrinkEnv> ShrinkDriver<P> {
 
     /// Whether making the communicator has become pointless: somebody died or has moved on.
     pub fn is_stale(&mut self) -> bool {
-        look(self.place.watched(), &mut self.peers);
+        look(self.place.health(), &mut self.peers);
         self.agreement.is_stale(&self.peers)
     }
 
@@ -152,7 +152,7 @@ impl<P: ShrinkEnv> ShrinkDriver<P> {
     }
 
     fn rank(&self) -> usize {
-        self.place.watched().pages.rank
+        self.place.health().pages.rank
     }
 
     fn left(&self) -> Vec<usize> {
@@ -190,14 +190,14 @@ impl<P: ShrinkEnv> ShrinkDriver<P> {
     }
 }
 
-fn look(watched: &CommHealth, peers: &mut [PeerView]) {
+fn look(health: &CommHealth, peers: &mut [PeerView]) {
     // First who is dead: the last words of the dead are seen then.
-    for dead in watched.dead() {
+    for dead in health.dead() {
         peers[dead].is_dead = true;
     }
     for (rank, peer) in peers.iter_mut().enumerate() {
         // What is being written now is read at the next look.
-        if let Some(announced) = watched.pages.of(rank).board.read() {
+        if let Some(announced) = health.pages.of(rank).board.read() {
             peer.announced = announced;
             // Who has ended its part will not come back.
             peer.is_dead |= peer.announced.phase == Phase::Closed;

@@ -47,8 +47,8 @@ struct Shrinking<'a> {
 impl ShrinkEnv for &Shrinking<'_> {
     type Gate = AuthListener;
 
-    fn watched(&self) -> &CommHealth {
-        &self.communicator.watched
+    fn health(&self) -> &CommHealth {
+        &self.communicator.health
     }
 
     fn share_a_host(&self, ranks: &[usize]) -> bool {
@@ -153,7 +153,7 @@ impl Communicator {
     /// Take the right to shrink, unless this rank has ended its part.
     pub(super) fn begin_shrink(&self) -> Result<MutexGuard<'_, BTreeMap<u64, u64>>> {
         let alone = self.shrinking.lock();
-        let said = self.watched.pages.mine().board.read();
+        let said = self.health.pages.mine().board.read();
         match said.is_some_and(|said| said.phase == Phase::Closed) {
             true => Err(Error::usage("this communicator was destroyed; it cannot be shrunk")),
             false => Ok(alone),
@@ -162,19 +162,19 @@ impl Communicator {
 
     /// Tell the others that this rank will take no part in any shrink.
     pub(in crate::communicator) fn close_board(&self) {
-        let before = self.watched.pages.mine().board.read().unwrap_or(Announcement::NOTHING);
+        let before = self.health.pages.mine().board.read().unwrap_or(Announcement::NOTHING);
         self.announce(&Announcement { phase: Phase::Closed, ..before });
     }
 
     fn excluded_by(&self, peer: usize) -> Error {
         let text = format!("it counts rank {} among the dead", self.rank);
-        let peer = self.watched.who(peer);
+        let peer = self.health.who(peer);
         Error::Remote { rank: self.rank, peer, operation: None, text }
     }
 
     fn absent(&self, peer: usize) -> Error {
         let text = "its own shrink returned an error".into();
-        let peer = self.watched.who(peer);
+        let peer = self.health.who(peer);
         Error::Remote { rank: self.rank, peer, operation: None, text }
     }
 
@@ -191,14 +191,14 @@ impl Communicator {
                 self.rank,
                 dead(&mine.dead)
             ),
-            _ if self.watched.pages.of(peer).life() == Life::Failed => {
+            _ if self.health.pages.of(peer).life() == Life::Failed => {
                 format!("rank {peer} has failed too and has not called shrink")
             }
             _ => format!("rank {peer} lives and has not called shrink"),
         };
         Error::Timeout {
             rank: self.rank,
-            peer: self.watched.who(peer),
+            peer: self.health.who(peer),
             operation: Operation { call: "Shrink()".into(), sequence: Some(mine.attempt) },
             waited_ms: started.elapsed().as_millis() as u64,
             peer_state: state.into(),

@@ -59,15 +59,15 @@ impl Communicator {
         // It may have been aborted before: only another time matters.
         let aborts = self.aborts();
         let aborted = || (self.aborts() != aborts).then(|| self.aborted());
-        let is_called_off = || aborted().is_some() || self.watched.are_fewer(&left);
-        let is_broken_off = || aborted().or_else(|| self.watched.death_among(&left));
+        let is_called_off = || aborted().is_some() || self.health.are_fewer(&left);
+        let is_broken_off = || aborted().or_else(|| self.health.death_among(&left));
         let until = StopConditions {
             deadline,
             is_called_off: Some(&is_called_off),
             is_broken_off: Some(&is_broken_off),
         };
         let made = self.shrink_by_list(&gone, &left, config, until);
-        made.map_err(|unmet| aborted().unwrap_or_else(|| self.watched.with_cause(&left, unmet)))
+        made.map_err(|unmet| aborted().unwrap_or_else(|| self.health.with_cause(&left, unmet)))
     }
 
     /// The first of those that are left counts the attempts, and the number is part of what they
@@ -117,7 +117,7 @@ impl Communicator {
         loop {
             let (attempt, door) = self.find_attempt(left, list, *last, config, until)?;
             *last = attempt;
-            let said = || self.watched.pages.of(root).board.read().map(|said| said.label);
+            let said = || self.health.pages.of(root).board.read().map(|said| said.label);
             let is_retried = || said().is_some_and(|said| has_failed(list | attempt, said));
             let is_over = || said().is_some_and(|said| said != list | attempt);
             let over_since = Cell::new(None);
@@ -170,7 +170,7 @@ impl Communicator {
         self.show_attempt(list, 0);
         let mut pause = Pause::SHORT;
         loop {
-            let said = self.watched.pages.of(left[0]).board.read();
+            let said = self.health.pages.of(left[0]).board.read();
             let said = said.filter(|said| said.label > list | last && of_list(said.label) == list);
             if let Some(said) = said {
                 let here = self.share_a_host(left);
@@ -198,13 +198,13 @@ impl Communicator {
 
     /// Show the others the label and the port of an attempt by list.
     fn show_attempt(&self, label: u64, port: u16) {
-        let before = self.watched.pages.mine().board.read().unwrap_or(Announcement::NOTHING);
+        let before = self.health.pages.mine().board.read().unwrap_or(Announcement::NOTHING);
         self.announce(&Announcement { label, port, ..before });
     }
 
     /// Whether a rank is at an attempt of that list.
     fn is_at(&self, rank: usize, list: u64) -> bool {
-        self.watched.pages.of(rank).board.read().is_some_and(|said| of_list(said.label) == list)
+        self.health.pages.of(rank).board.read().is_some_and(|said| of_list(said.label) == list)
     }
 
     pub(super) fn share_a_host(&self, ranks: &[usize]) -> bool {
@@ -257,8 +257,8 @@ impl Communicator {
 
     /// Show the other ranks an announcement.
     pub(super) fn announce(&self, announcement: &Announcement) {
-        self.watched.pages.mine().board.publish(announcement);
-        self.watched.publish();
+        self.health.pages.mine().board.publish(announcement);
+        self.health.publish();
     }
 }
 

@@ -35,7 +35,7 @@ pub struct Crew {
     /// By rank in it: what the rank is called in the world.
     pub members: Vec<usize>,
     pub id: UniqueId,
-    pub watched: Rc<CommHealth>,
+    pub health: Rc<CommHealth>,
     /// There is something that the control thread has not been told.
     pub news: Rc<Cell<bool>>,
     pub addresses: Vec<SocketAddr>,
@@ -88,7 +88,7 @@ impl Crew {
             pages: pages.clone(),
             timeout: PATIENCE,
         };
-        let watched = CommHealth {
+        let health = CommHealth {
             pages,
             liveness: Liveness::new(Vec::new()),
             aborted: AtomicBool::new(false),
@@ -103,7 +103,7 @@ impl Crew {
             plane: Plane::new(seat, gate.caller(), now),
             members,
             id,
-            watched: Rc::new(watched),
+            health: Rc::new(health),
             news: Rc::new(Cell::new(true)),
             addresses,
             gate,
@@ -122,7 +122,7 @@ impl Crew {
     }
 
     pub fn rank(&self) -> usize {
-        self.watched.pages.rank
+        self.health.pages.rank
     }
 
     /// What the control thread does.
@@ -160,7 +160,7 @@ impl Crew {
 
     /// End this rank's part, as dropping a communicator does.
     pub fn leave(&mut self, now: Instant) {
-        let page = self.watched.pages.mine();
+        let page = self.health.pages.mine();
         let before = page.board.read().unwrap_or(Announcement::NOTHING);
         page.board.publish(&Announcement { phase: Phase::Closed, ..before });
         page.leave();
@@ -174,7 +174,7 @@ impl Crew {
 
     /// Tell the others why this rank cannot go on.
     pub fn fail(&mut self, error: &Error) {
-        let page = self.watched.pages.mine();
+        let page = self.health.pages.mine();
         match error {
             Error::Remote { peer, text, .. } => page.fail(peer.rank, text),
             error => page.fail(self.rank(), &error.to_string()),
@@ -194,7 +194,7 @@ impl Crew {
 
     /// Begin the next operation.
     pub fn begin(&mut self, now: Instant) {
-        let page = self.watched.pages.mine();
+        let page = self.health.pages.mine();
         let (sequence, number) = (page.completed(), u64::from(number_of(&self.id)));
         page.begin(sequence, CALL.fingerprint(0), CALL.pack(), 1, 1);
         let me = self.members[self.rank()];
@@ -219,10 +219,10 @@ impl Crew {
                 Ok(self.watch(peer, waited, now).map(|()| false))
             }
             Progress::Done(output) => {
-                let sequence = self.watched.pages.mine().completed();
+                let sequence = self.health.pages.mine().completed();
                 self.operation = None;
                 self.check(sequence, &output)?;
-                self.watched.pages.mine().end(sequence, 2);
+                self.health.pages.mine().end(sequence, 2);
                 self.completed += u64::from(!self.is_new);
                 self.news.set(true);
                 Ok(Ok(true))
@@ -256,8 +256,8 @@ impl Crew {
 
     /// What a rank that waits for a peer looks at.
     fn watch(&self, peer: usize, waited: Duration, now: Instant) -> Result<()> {
-        let sequence = self.watched.pages.mine().completed();
-        let watch = OpWatchdog::new(&self.watched, None, CALL, sequence);
+        let sequence = self.health.pages.mine().completed();
+        let watch = OpWatchdog::new(&self.health, None, CALL, sequence);
         watch.check(peer, waited)?;
         match self.wires.iter().position(|wire| wire.is_over(now)) {
             Some(lost) => Err(watch.broken(lost, "the connection is gone")),

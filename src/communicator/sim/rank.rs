@@ -47,7 +47,7 @@ impl Ground {
 /// A rank that shrinks, as its survivor sees it.
 struct Post {
     number: usize,
-    watched: Rc<CommHealth>,
+    health: Rc<CommHealth>,
     news: Rc<Cell<bool>>,
     id: UniqueId,
     ground: Ground,
@@ -56,8 +56,8 @@ struct Post {
 impl ShrinkEnv for Post {
     type Gate = Gate;
 
-    fn watched(&self) -> &CommHealth {
-        &self.watched
+    fn health(&self) -> &CommHealth {
+        &self.health
     }
 
     fn share_a_host(&self, ranks: &[usize]) -> bool {
@@ -71,7 +71,7 @@ impl ShrinkEnv for Post {
     }
 
     fn announce(&self, announcement: &Announcement) {
-        self.watched.pages.mine().board.publish(announcement);
+        self.health.pages.mine().board.publish(announcement);
         self.news.set(true);
     }
 }
@@ -215,7 +215,7 @@ impl Rank {
         let crew = self.crew.as_ref().expect("it works on one");
         let post = Post {
             number: self.number,
-            watched: crew.watched.clone(),
+            health: crew.health.clone(),
             news: crew.news.clone(),
             id: crew.id.clone(),
             ground: self.ground.clone(),

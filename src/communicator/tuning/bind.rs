@@ -58,7 +58,7 @@ impl PlanContext {
             let plans: Vec<Plan> = plans_of(direct.algorithm).collect();
             Direct::new(&plans, rank, &layout_for(&plans[rank]), element)
         });
-        let windows = chosen.windows.and_then(|choice| {
+        let two_shot = chosen.two_shot.and_then(|choice| {
             let plans: Vec<Plan> = plans_of(choice.algorithm).collect();
             ShmTwoShot::new(&plans, rank, (call.count, element), self.window_bytes())
         });
@@ -68,7 +68,7 @@ impl PlanContext {
         // suit.
         let always = self.one_process && direct.as_ref().is_some_and(|program| program.in_place);
         let by_kernel = kernel.as_ref().is_some_and(|program| program.in_place);
-        let of_windows = chosen.windows.filter(|_| windows.is_some());
+        let of_windows = chosen.two_shot.filter(|_| two_shot.is_some());
         let of_kernel = chosen.kernel.filter(|_| by_kernel);
         let otherwise = of_windows.or(of_kernel).unwrap_or(chosen.staged);
         let best = chosen.direct.filter(|_| always).unwrap_or(otherwise);
@@ -87,7 +87,7 @@ impl PlanContext {
         let predicted_us = best.predicted_us;
         let mut ready =
             BoundCall::new(key, descriptor, fingerprint, staged, way, chunks, predicted_us);
-        (ready.mapped, ready.windows, ready.kernel) = (mapped, windows, kernel);
+        (ready.mapped, ready.two_shot, ready.kernel) = (mapped, two_shot, kernel);
         ready.portions = self.portions(call, &ready.extents, config)?;
         ready.forbears = asks && chosen.backs_off(call.collective);
         Ok(ready)

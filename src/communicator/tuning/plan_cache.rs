@@ -101,7 +101,7 @@ pub struct BoundCall {
     pub staged: Bound,
     pub way: DataPath,
     /// What runs in the place of `staged` where the ranks share scratch.
-    pub windows: Option<ShmTwoShot>,
+    pub two_shot: Option<ShmTwoShot>,
     /// What runs in the place of `staged` unless somebody's buffers do not suit it: what others
     /// have, the kernel reads.
     pub kernel: Option<Direct>,
@@ -134,7 +134,7 @@ impl BoundCall {
             fingerprint,
             staged,
             way,
-            windows: None,
+            two_shot: None,
             kernel: None,
             portions: None,
             forbears: false,
@@ -147,7 +147,7 @@ impl BoundCall {
     /// Whether it goes through slots, whatever its buffers are.
     #[inline]
     pub fn is_staged(&self) -> bool {
-        let is_one = self.portions.is_none() && self.windows.is_none() && self.kernel.is_none();
+        let is_one = self.portions.is_none() && self.two_shot.is_none() && self.kernel.is_none();
         is_one && matches!(self.way, DataPath::Staged)
     }
 
@@ -158,8 +158,8 @@ impl BoundCall {
 
     /// Slices, and the bytes of a chunk that are in one of them, unless `mapped` runs.
     pub fn slices(&self) -> (usize, usize) {
-        match (&self.windows, &self.way) {
-            (Some(windows), _) => (windows.count(), windows.slice_bytes()),
+        match (&self.two_shot, &self.way) {
+            (Some(two_shot), _) => (two_shot.count(), two_shot.slice_bytes()),
             (None, DataPath::Direct(program)) if self.mapped.is_none() => (1, program.chunk_bytes),
             (None, DataPath::Direct(_) | DataPath::Staged) if self.runs_by_cma() => {
                 (1, self.kernel.as_ref().map_or(0, |program| program.chunk_bytes))

@@ -68,11 +68,11 @@ mod tests {
     use super::*;
 
     /// Which of so many calls are asked about, where the answer is the same at all of them.
-    fn asked(vain: &mut ProbeBackoff, fingerprint: u64, calls: usize, ran: bool) -> Vec<usize> {
+    fn asked(backoff: &mut ProbeBackoff, fingerprint: u64, calls: usize, ran: bool) -> Vec<usize> {
         let mut asked = Vec::new();
         for call in 0..calls {
-            if vain.should_probe(fingerprint) {
-                vain.record(fingerprint, ran);
+            if backoff.should_probe(fingerprint) {
+                backoff.record(fingerprint, ran);
                 asked.push(call);
             }
         }
@@ -81,22 +81,22 @@ mod tests {
 
     #[test]
     fn what_is_in_vain_is_asked_ever_less_often_but_never_given_up() {
-        let mut vain = ProbeBackoff::default();
-        assert_eq!(asked(&mut vain, 7, 64, false), [0, 2, 6, 14, 30, 46, 62]);
+        let mut backoff = ProbeBackoff::default();
+        assert_eq!(asked(&mut backoff, 7, 64, false), [0, 2, 6, 14, 30, 46, 62]);
         // The first that is not starts over.
-        assert_eq!(asked(&mut vain, 7, 16, true), [14, 15]);
-        assert_eq!(asked(&mut vain, 7, 8, false), [0, 2, 6]);
+        assert_eq!(asked(&mut backoff, 7, 16, true), [14, 15]);
+        assert_eq!(asked(&mut backoff, 7, 8, false), [0, 2, 6]);
     }
 
     #[test]
     fn a_shape_is_one_thing_and_its_place_another() {
-        let (mut vain, one, other) = (ProbeBackoff::default(), 3, 3 + PLACES as u64);
-        assert_eq!(asked(&mut vain, one, 2, false), [0]);
+        let (mut backoff, one, other) = (ProbeBackoff::default(), 3, 3 + PLACES as u64);
+        assert_eq!(asked(&mut backoff, one, 2, false), [0]);
         // It does not concern the other, which takes the place only when its answer is no.
-        assert_eq!(asked(&mut vain, other, 2, true), [0, 1]);
-        assert_eq!(asked(&mut vain, one, 1, false), [0]);
-        assert!(!vain.should_probe(one));
-        assert_eq!(asked(&mut vain, other, 2, false), [0]);
-        assert_eq!(asked(&mut vain, one, 3, false), [0, 2]);
+        assert_eq!(asked(&mut backoff, other, 2, true), [0, 1]);
+        assert_eq!(asked(&mut backoff, one, 1, false), [0]);
+        assert!(!backoff.should_probe(one));
+        assert_eq!(asked(&mut backoff, other, 2, false), [0]);
+        assert_eq!(asked(&mut backoff, one, 3, false), [0, 2]);
     }
 }

@@ -17,7 +17,7 @@ use crate::plan::Collective;
 pub struct ChosenPaths {
     pub staged: AlgorithmChoice,
     /// What is faster than slots where the ranks can share scratch.
-    pub windows: Option<AlgorithmChoice>,
+    pub two_shot: Option<AlgorithmChoice>,
     /// What is faster than slots where the kernel copies for all ranks.
     pub kernel: Option<AlgorithmChoice>,
     pub direct: Option<AlgorithmChoice>,
@@ -30,7 +30,7 @@ impl ChosenPaths {
     /// Whether a call that asked in vain for the ranks' buffers is better followed by some that do
     /// not ask, and gives the same bits without.
     pub fn backs_off(&self, collective: Collective) -> bool {
-        let ways = [Some(self.staged), self.windows, self.kernel, self.direct];
+        let ways = [Some(self.staged), self.two_shot, self.kernel, self.direct];
         let in_order = |way: &AlgorithmChoice| serial_order(way.algorithm, collective);
         self.asking_counts && ways.iter().flatten().all(in_order)
     }
@@ -39,20 +39,21 @@ impl ChosenPaths {
 /// Times that asking goes into a call of which it is too little to matter: 3 %.
 const ASKING_COUNTS: f64 = 32.0;
 
-pub fn choose(basis: &PlanContext, call: &Call, config: &Config) -> Result<ChosenPaths> {
-    let nranks = basis.nranks;
-    let forced = match basis.setting_up {
-        true => Some(first(call.collective, basis.topology.nhosts())),
+pub fn choose(plan_context: &PlanContext, call: &Call, config: &Config) -> Result<ChosenPaths> {
+    let nranks = plan_context.nranks;
+    let forced = match plan_context.setting_up {
+        true => Some(first(call.collective, plan_context.topology.nhosts())),
         false => forced_algorithm(config)?,
     };
     let exists = |algorithm: &Algorithm| {
-        algorithm::plan_on(&basis.topology, *algorithm, call.collective, 0, call.root).is_some()
+        algorithm::plan_on(&plan_context.topology, *algorithm, call.collective, 0, call.root)
+            .is_some()
     };
     let forced = forced.filter(exists);
     let question = Question {
         collective: call.collective,
         nranks,
-        hosts: Hosts::of(&basis.topology),
+        hosts: Hosts::of(&plan_context.topology),
         bytes: whole_bytes(call, nranks),
         element: call.data_type.size(),
         associative: !call.collective.reduces() || call.op.is_associative(call.data_type),
@@ -60,17 +61,17 @@ pub fn choose(basis: &PlanContext, call: &Call, config: &Config) -> Result<Chose
         direct: false,
         // Ranks may differ in this, so it must not change their choice.
         in_place: false,
-        slot_bytes: basis.longest_message(),
-        whole_bytes: basis.longest_whole(),
+        slot_bytes: plan_context.longest_message(),
+        whole_bytes: plan_context.longest_whole(),
         forced,
     };
-    let costs = &basis.costs;
+    let costs = &plan_context.costs;
     // Between hosts there are messages only.
-    if basis.setting_up || basis.topology.nhosts() > 1 {
+    if plan_context.setting_up || plan_context.topology.nhosts() > 1 {
         let staged = fastest(&question, costs);
         return Ok(through_slots(staged, None));
     }
-    if basis.one_process {
+    if plan_context.one_process {
         // Which of the two is faster is known: the buffers are reachable.
         let best = fastest(&Question { direct: true, ..question }, costs);
         let direct = best.direct.then_some(best);
@@ -84,11 +85,11 @@ pub fn choose(basis: &PlanContext, call: &Call, config: &Config) -> Result<Chose
     // Asking everybody where their buffers are costs a message each way.
     let asking = costs.alpha_us + 2.0 * costs.message_us * nranks as f64;
     let asked = AlgorithmChoice { predicted_us: direct.predicted_us + asking, ..direct };
-    let windows = match basis.shares_scratch() {
-        true => shm_two_shot(&question, basis.window_bytes(), costs),
+    let two_shot = match plan_context.shares_scratch() {
+        true => shm_two_shot(&question, plan_context.window_bytes(), costs),
         false => None,
     };
-    let windows = windows.filter(|windows| windows.predicted_us < staged.predicted_us);
+    let two_shot = two_shot.filter(|two_shot| two_shot.predicted_us < staged.predicted_us);
     let kernel = by_cma(&question, costs).map(|kernel| AlgorithmChoice {
         // They ask, too.
         predicted_us: kernel.predicted_us + asking,
@@ -97,10 +98,10 @@ pub fn choose(basis: &PlanContext, call: &Call, config: &Config) -> Result<Chose
     // Only what is not reduced goes this way, and only what is reduced in windows.
     let ahead = running_ahead(&question, costs);
     let kernel = kernel.filter(|kernel| kernel.predicted_us + ahead < staged.predicted_us);
-    let otherwise = windows.or(kernel).unwrap_or(staged).predicted_us;
+    let otherwise = two_shot.or(kernel).unwrap_or(staged).predicted_us;
     let worth = direct.direct && asked.predicted_us < otherwise;
     let asking_counts = otherwise < ASKING_COUNTS * (asking + ahead);
-    Ok(ChosenPaths { staged, windows, kernel, direct: worth.then_some(asked), asking_counts })
+    Ok(ChosenPaths { staged, two_shot, kernel, direct: worth.then_some(asked), asking_counts })
 }
 
 /// What a call through slots takes less than the model says where some ranks only send and others
@@ -117,7 +118,7 @@ fn running_ahead(question: &Question, costs: &Costs) -> f64 {
 
 /// Where neither scratch nor the kernel is a way, and nobody asks in vain.
 fn through_slots(staged: AlgorithmChoice, direct: Option<AlgorithmChoice>) -> ChosenPaths {
-    ChosenPaths { staged, windows: None, kernel: None, direct, asking_counts: false }
+    ChosenPaths { staged, two_shot: None, kernel: None, direct, asking_counts: false }
 }
 
 /// What runs before the constants are agreed, so that nothing that a rank knows by itself decides.
@@ -152,22 +153,22 @@ fn whole_bytes(call: &Call, nranks: usize) -> usize {
 }
 
 /// The modelled time of one algorithm for a call, for explanations.
-pub fn predicted(basis: &PlanContext, call: &Call, algorithm: Algorithm) -> Option<f64> {
+pub fn predicted(plan_context: &PlanContext, call: &Call, algorithm: Algorithm) -> Option<f64> {
     let question = Question {
         collective: call.collective,
-        nranks: basis.nranks,
-        hosts: Hosts::of(&basis.topology),
-        bytes: whole_bytes(call, basis.nranks),
+        nranks: plan_context.nranks,
+        hosts: Hosts::of(&plan_context.topology),
+        bytes: whole_bytes(call, plan_context.nranks),
         element: call.data_type.size(),
         associative: true,
         deterministic: false,
         direct: false,
         in_place: false,
-        slot_bytes: basis.longest_message(),
-        whole_bytes: basis.longest_whole(),
+        slot_bytes: plan_context.longest_message(),
+        whole_bytes: plan_context.longest_whole(),
         forced: None,
     };
-    predict(algorithm, false, &question, &basis.costs)
+    predict(algorithm, false, &question, &plan_context.costs)
 }
 
 /// The algorithm that the settings name, if they name one.

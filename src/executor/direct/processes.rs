@@ -52,24 +52,24 @@ pub unsafe fn try_run(
     let watch = &CountedWait::new(watch, &steps);
     let mut mapped = programs.mapped.filter(|program| is_reachable(mine, program));
     let mut kernel = programs.kernel.filter(|program| is_readable(mine, program));
-    let invitations = &mut room.invitations;
+    let all_addresses = &mut room.all_addresses;
     send_addresses(mine, links, stamp, watch, &mut |_, peer, theirs| {
         mapped = mapped.filter(|program| is_reachable(&theirs, program));
         kernel = kernel.filter(|program| is_readable(&theirs, program));
-        invitations[peer] = theirs;
+        all_addresses[peer] = theirs;
         Ok(())
     })?;
     let program = mapped.or(kernel);
     if let Some(program) = program {
         for &peer in &program.touches {
-            let (theirs, used) = (&room.invitations[peer], &program.used[peer]);
+            let (theirs, used) = (&room.all_addresses[peer], &program.used[peer]);
             room.bases[peer] = match mapped {
                 Some(_) => reached(resolve(theirs, used), links, peer, watch)?,
                 None => readable(theirs, used, resolve, links, peer, watch)?,
             };
         }
         links.begin_remote_access(&program.touches, watch)?;
-        // SAFETY: as in `meeting::run`; what is another process's address only the kernel reads.
+        // SAFETY: as in `run::run`; what is another process's address only the kernel reads.
         let worked = unsafe { work_on(program, work, room, watch) };
         links.end_remote_access();
         worked.map_err(|unread| unread.error(links, watch))?;
@@ -106,16 +106,16 @@ fn readable(
 }
 
 /// Whether the rank's buffers have addresses for its peers, and the program suits them.
-fn is_reachable(invitation: &BufferAddresses, program: &Direct) -> bool {
+fn is_reachable(buffer_addresses: &BufferAddresses, program: &Direct) -> bool {
     let is_mapped = |region: u64| region != NOWHERE && region != KERNEL;
-    is_mapped(invitation.input_region)
-        && is_mapped(invitation.output_region)
-        && (program.in_place || invitation.in_place == 0)
+    is_mapped(buffer_addresses.input_region)
+        && is_mapped(buffer_addresses.output_region)
+        && (program.in_place || buffer_addresses.in_place == 0)
 }
 
 /// Whether the rank's input can be read by its peers, and the program suits its buffers.
-fn is_readable(invitation: &BufferAddresses, program: &Direct) -> bool {
-    invitation.input_region != NOWHERE && (program.in_place || invitation.in_place == 0)
+fn is_readable(buffer_addresses: &BufferAddresses, program: &Direct) -> bool {
+    buffer_addresses.input_region != NOWHERE && (program.in_place || buffer_addresses.in_place == 0)
 }
 
 #[cfg(test)]
@@ -189,8 +189,8 @@ mod tests {
         };
         let work = Arithmetic { reduction: None, element: 1, streamed: 0 };
         let mut asked = Vec::new();
-        let mut resolve = |invitation: &BufferAddresses, used: &Used| {
-            asked.push((*invitation, *used));
+        let mut resolve = |buffer_addresses: &BufferAddresses, used: &Used| {
+            asked.push((*buffer_addresses, *used));
             Ok(None)
         };
         let mut room = Bases::new(2);

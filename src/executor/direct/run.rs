@@ -69,9 +69,9 @@ impl Base {
     }
 
     /// A peer's input that only the kernel reads.
-    pub(super) fn elsewhere(invitation: &BufferAddresses, process: u32) -> Base {
-        let input = std::ptr::without_provenance(invitation.input_offset as usize);
-        Base { process, ..Base::new(input, std::ptr::null_mut(), invitation.scalar) }
+    pub(super) fn elsewhere(buffer_addresses: &BufferAddresses, process: u32) -> Base {
+        let input = std::ptr::without_provenance(buffer_addresses.input_offset as usize);
+        Base { process, ..Base::new(input, std::ptr::null_mut(), buffer_addresses.scalar) }
     }
 }
 
@@ -79,7 +79,7 @@ impl Base {
 pub struct Bases {
     pub(super) bases: Vec<Base>,
     /// What the other ranks have said of theirs.
-    pub(super) invitations: Vec<BufferAddresses>,
+    pub(super) all_addresses: Vec<BufferAddresses>,
     targets: Vec<*mut u8>,
     sources: Vec<*const u8>,
     scalars: Vec<f64>,
@@ -92,7 +92,7 @@ impl Bases {
     pub fn new(nranks: usize) -> Bases {
         Bases {
             bases: vec![Base::NULL; nranks],
-            invitations: vec![BufferAddresses::default(); nranks],
+            all_addresses: vec![BufferAddresses::default(); nranks],
             targets: Vec::with_capacity(nranks + 1),
             sources: Vec::with_capacity(nranks + 1),
             scalars: Vec::with_capacity(nranks + 1),
@@ -109,7 +109,7 @@ pub struct Arithmetic<'a> {
     pub streamed: usize,
 }
 
-/// Turns a peer's invitation into addresses; `None` where not all that it uses of the peer's
+/// Turns what a peer says of its buffers into addresses; `None` where not all that it uses of the peer's
 /// buffers is there, an error where this rank cannot map them.
 pub type Resolve<'a> = dyn FnMut(&BufferAddresses, &Used) -> Result<Option<Base>> + 'a;
 
@@ -238,7 +238,7 @@ pub(super) unsafe fn exchange_addresses(
     Ok(())
 }
 
-/// Free the invitations, which tells their senders, and wait until this rank's are freed.
+/// Free the messages with addresses, which tells their senders, and wait until this rank's are freed.
 fn wait_for_readers(program: &Direct, links: &mut Links, watch: &CountedWait) -> Result<()> {
     for &peer in &program.touches {
         links.free(peer);
@@ -246,7 +246,7 @@ fn wait_for_readers(program: &Direct, links: &mut Links, watch: &CountedWait) ->
     wait_for_readers_of(program, links, watch)
 }
 
-/// Wait until the ranks that use this one's buffers have freed its invitations.
+/// Wait until the ranks that use this one's buffers have freed its addresses.
 pub(super) fn wait_for_readers_of(
     program: &Direct,
     links: &mut Links,

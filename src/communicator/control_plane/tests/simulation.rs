@@ -53,7 +53,7 @@ const SILENCE: Duration = Duration::from_secs(8);
 
 struct Actor {
     address: SocketAddr,
-    lobby: PendingPeers<Line>,
+    pending_peers: PendingPeers<Line>,
     plane: Option<Plane<Port>>,
     pages: Pages,
     fate: Fate,
@@ -107,11 +107,11 @@ impl World {
                 timeout: ACTION + CALM + SILENCE,
             };
             let port = Port { net: net.clone(), owner: rank };
-            let mut lobby = PendingPeers::new(secret.clone());
-            lobby.set_rank(rank as u32);
+            let mut pending_peers = PendingPeers::new(secret.clone());
+            pending_peers.set_rank(rank as u32);
             Actor {
                 address: addresses[rank],
-                lobby,
+                pending_peers,
                 plane: Some(Plane::new(seat, port, begin)),
                 pages,
                 fate: Fate::Lives,
@@ -259,7 +259,7 @@ impl World {
         let this = &mut self.actors[rank];
         this.met.get_or_insert(now);
         this.plane = None;
-        this.lobby = PendingPeers::new(self.secret.clone());
+        this.pending_peers = PendingPeers::new(self.secret.clone());
         self.net.borrow_mut().close_door(rank);
     }
 
@@ -274,7 +274,7 @@ impl World {
             return;
         }
         let arrivals = match plane.receives() {
-            true => this.lobby.advance(now, || Ok(port.accept())),
+            true => this.pending_peers.advance(now, || Ok(port.accept())),
             false => Vec::new(),
         };
         plane.advance(now, arrivals, &everybody);
@@ -287,8 +287,8 @@ impl World {
         if plane.is_over() {
             return self.end(rank, now);
         }
-        let lobby = this.lobby.next_deadline(now).filter(|_| plane.receives());
-        let at = lobby.map_or(plane.next_deadline(), |at| at.min(plane.next_deadline()));
+        let pending_peers = this.pending_peers.next_deadline(now).filter(|_| plane.receives());
+        let at = pending_peers.map_or(plane.next_deadline(), |at| at.min(plane.next_deadline()));
         if this.wake.is_none_or(|wake| wake <= now || at < wake) {
             let at = at.max(now + Duration::from_micros(1));
             this.wake = Some(at);

@@ -5,7 +5,7 @@
 //! stream is only made to wait for events that are recorded already: with one hardware queue as
 //! with many, whatever else the queue holds, what is waited for comes first.
 //!
-//! [`launch_for_all`]: super::launch::conclude
+//! [`launch_for_all`]: super::launch::launch_for_all
 
 use super::launch::launch_for_all;
 use crate::communicator::call::NextRank;
@@ -29,11 +29,11 @@ use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-/// The desks of this process, by their communicators' names.
-static DESKS: ForkSafeMutex<BTreeMap<Vec<u8>, Weak<LaunchBarrier>>> =
+/// The launch barriers of this process, by their communicators' names.
+static BARRIERS: ForkSafeMutex<BTreeMap<Vec<u8>, Weak<LaunchBarrier>>> =
     ForkSafeMutex::new(BTreeMap::new());
 
-/// What a rank leaves at the desk for good.
+/// What a rank leaves at the launch barrier for good.
 pub struct RankDevice {
     pub device: Arc<Device>,
     pub kernels: Option<Arc<Kernels>>,
@@ -106,7 +106,7 @@ pub enum DeviceReach {
 }
 
 pub struct BarrierState {
-    pub sittings: Vec<Option<RankDevice>>,
+    pub rank_devices: Vec<Option<RankDevice>>,
     pub arrivals: Vec<Option<RankCall>>,
     present: usize,
     verdict: Decision,
@@ -117,7 +117,7 @@ pub struct BarrierState {
     /// The rank whose streams launch for each device: by device, in the order of ranks.
     pub leaders: Vec<usize>,
     /// The ranks whose kernels wait for each other, where they may.
-    pub company: Option<P2pThreads>,
+    pub p2p_threads: Option<P2pThreads>,
 }
 
 pub struct LaunchBarrier {
@@ -147,40 +147,41 @@ const LOOK: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl LaunchBarrier {
-    /// The desk of a communicator: the same for all its ranks.
+    /// The launch barrier of a communicator: the same for all its ranks.
     pub fn of(name: &[u8], nranks: usize) -> Arc<LaunchBarrier> {
-        let mut desks = DESKS.lock();
-        desks.retain(|_, desk| desk.strong_count() > 0);
-        if let Some(desk) = desks.get(name).and_then(Weak::upgrade) {
-            return desk;
+        let mut barriers = BARRIERS.lock();
+        barriers.retain(|_, launch_barrier| launch_barrier.strong_count() > 0);
+        if let Some(launch_barrier) = barriers.get(name).and_then(Weak::upgrade) {
+            return launch_barrier;
         }
         let state = BarrierState {
-            sittings: (0..nranks).map(|_| None).collect(),
+            rank_devices: (0..nranks).map(|_| None).collect(),
             arrivals: (0..nranks).map(|_| None).collect(),
             present: 0,
             verdict: Decision::Met(BarrierOutcome::OnHost),
             drivers: vec![None; nranks],
             reach: DeviceReach::No,
             leaders: Vec::new(),
-            company: None,
+            p2p_threads: None,
         };
         let (state, changed, controls) = (Mutex::new(state), Condvar::new(), Mutex::default());
         let (has_more, meetings) = (AtomicBool::new(false), AtomicU64::new(0));
-        let desk = Arc::new(LaunchBarrier { nranks, state, controls, changed, has_more, meetings });
-        desks.insert(name.to_vec(), Arc::downgrade(&desk));
-        desk
+        let launch_barrier =
+            Arc::new(LaunchBarrier { nranks, state, controls, changed, has_more, meetings });
+        barriers.insert(name.to_vec(), Arc::downgrade(&launch_barrier));
+        launch_barrier
     }
 
     /// Take a rank's place. The last to sit down finds out who reaches whom, and is told of an
     /// error of that.
-    pub fn sit(&self, rank: usize, sitting: RankDevice) -> Option<Error> {
+    pub fn take_seat(&self, rank: usize, rank_device: RankDevice) -> Option<Error> {
         let mut state = self.state.lock();
-        state.sittings[rank] = Some(sitting);
-        if !state.sittings.iter().all(Option::is_some) {
+        state.rank_devices[rank] = Some(rank_device);
+        if !state.rank_devices.iter().all(Option::is_some) {
             return None;
         }
         let error = state.survey();
-        *self.controls.lock() = state.company.iter().flat_map(P2pThreads::controls).collect();
+        *self.controls.lock() = state.p2p_threads.iter().flat_map(P2pThreads::controls).collect();
         error
     }
 
@@ -197,9 +198,9 @@ impl LaunchBarrier {
         let crate::communicator::call::Call { collective, root, count, data_type, op, .. } = *call;
         let call = P2pCall { collective, root, count, data_type, op, is_plain: true };
         let mut state = self.state.lock();
-        let company = state.company.as_mut()?;
-        let chosen = company.way(call).ok().flatten()?;
-        Some((chosen, company.channels(&call, chosen.way), company.is_together()))
+        let p2p_threads = state.p2p_threads.as_mut()?;
+        let chosen = p2p_threads.way(call).ok().flatten()?;
+        Some((chosen, p2p_threads.channels(&call, chosen.way), p2p_threads.is_together()))
     }
 
     /// End the kernels of all ranks that wait, and let none begin.
@@ -217,10 +218,13 @@ impl LaunchBarrier {
     pub fn follow(&self, rank: usize, stream: RawStream, capture: Capture) -> Result<()> {
         let mut state = self.state.lock();
         for leader in &state.leaders {
-            let leader = state.sittings[*leader].as_ref().expect("all have sat down");
+            let leader = state.rank_devices[*leader].as_ref().expect("all have sat down");
             wait(stream, leader.after(capture))?;
         }
-        state.company.as_mut().map_or(Ok(()), |company| company.follow(rank, stream, capture))
+        state
+            .p2p_threads
+            .as_mut()
+            .map_or(Ok(()), |p2p_threads| p2p_threads.follow(rank, stream, capture))
     }
 
     /// Whether the ranks of a call wait for each other here and nowhere else, as far as is known:
@@ -301,12 +305,12 @@ impl LaunchBarrier {
     fn look(&self, state: &BarrierState, waited: Duration, watch: &OpWatchdog) -> Result<()> {
         let missing = state.arrivals.iter().position(Option::is_none).expect("not all have come");
         let is_mine = state.drivers[missing] == Some(std::thread::current().id());
-        let enough = PATIENCE.min(watch.watched.timeout / 2);
+        let enough = PATIENCE.min(watch.health.timeout / 2);
         if is_mine && waited >= enough {
             return Err(Error::usage(format!(
                 "rank {} waits in {} for rank {missing}, which this same thread has to call: \
                  {GROUP_THEM}",
-                watch.watched.pages.rank,
+                watch.health.pages.rank,
                 watch.operation()
             )));
         }
@@ -327,8 +331,8 @@ fn settle(verdict: Decision, watch: &OpWatchdog) -> Result<BarrierOutcome> {
         Decision::Met(met) => Ok(met),
         Decision::Failed(error) => Err(error),
         Decision::Differ => {
-            let nranks = watch.watched.pages.nranks();
-            let other = (watch.watched.pages.rank + 1) % nranks;
+            let nranks = watch.health.pages.nranks();
+            let other = (watch.health.pages.rank + 1) % nranks;
             watch.check(other, Duration::ZERO)?;
             Err(Error::usage(format!("the ranks made different calls in {}", watch.operation())))
         }
@@ -339,19 +343,19 @@ impl BarrierState {
     /// All have sat down: who launches, and whether every device reaches every other. An error of
     /// that is no reason to have no communicator: calls go through the host.
     fn survey(&mut self) -> Option<Error> {
-        let sittings: Vec<&RankDevice> = self.sittings.iter().flatten().collect();
+        let rank_devices: Vec<&RankDevice> = self.rank_devices.iter().flatten().collect();
         let mut leaders: Vec<usize> = Vec::new();
-        for (rank, sitting) in sittings.iter().enumerate() {
-            let is_same = |leader: &usize| sittings[*leader].device.is(&sitting.device);
+        for (rank, rank_device) in rank_devices.iter().enumerate() {
+            let is_same = |leader: &usize| rank_devices[*leader].device.is(&rank_device.device);
             if !leaders.iter().any(is_same) {
                 leaders.push(rank);
             }
         }
-        let has_kernels = sittings.iter().all(|sitting| sitting.kernels.is_some());
+        let has_kernels = rank_devices.iter().all(|rank_device| rank_device.kernels.is_some());
         let pairs = leaders.iter().flat_map(|from| leaders.iter().map(move |to| (*from, *to)));
         let mut others = pairs.filter(|(from, to)| from != to);
         let probe = |(from, to): (usize, usize)| {
-            let probed = peer_access::reaches(sittings[from], sittings[to]);
+            let probed = peer_access::reaches(rank_devices[from], rank_devices[to]);
             match probed {
                 Ok(Probed::Works) => None,
                 Ok(Probed::Fails(why)) => Some((DeviceReach::Refused, Some(why))),
@@ -362,14 +366,14 @@ impl BarrierState {
             true => others.find_map(probe).unwrap_or((DeviceReach::All, None)),
             false => (DeviceReach::No, None),
         };
-        let mut company = None;
+        let mut p2p_threads = None;
         if reach == DeviceReach::All {
-            match P2pThreads::found(&sittings, leaders.len()) {
-                Ok(found) => company = found,
+            match P2pThreads::found(&rank_devices, leaders.len()) {
+                Ok(found) => p2p_threads = found,
                 Err(why) => (reach, error) = (DeviceReach::Memory, Some(why)),
             }
         }
-        (self.reach, self.leaders, self.company) = (reach, leaders, company);
+        (self.reach, self.leaders, self.p2p_threads) = (reach, leaders, p2p_threads);
         error
     }
 }

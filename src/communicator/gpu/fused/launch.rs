@@ -2,7 +2,7 @@
 //!
 //! The stream of one rank of each device waits for the streams of all, then has the kernels of that
 //! device's part, then an event for which all streams wait. Where all ranks give the same stream,
-//! nothing waits for anything. Ranks in a company have kernels that wait for each other instead: on
+//! nothing waits for anything. Ranks of `P2pThreads` have kernels that wait for each other instead: on
 //! a device each, every rank's on its own stream, and no stream waits for another.
 #![allow(unsafe_code)]
 
@@ -20,13 +20,13 @@ use crate::types::ReduceOp;
 
 /// A rank as the conclusion sees it.
 struct Participant<'a> {
-    sitting: &'a RankDevice,
+    rank_device: &'a RankDevice,
     arrival: &'a RankCall,
 }
 
 impl<'a> Participant<'a> {
     fn kernels(&self) -> Result<&'a Kernels> {
-        let kernels = self.sitting.kernels.as_deref();
+        let kernels = self.rank_device.kernels.as_deref();
         kernels.ok_or_else(|| Error::Internal("a launch without kernels".into()))
     }
 
@@ -38,24 +38,25 @@ impl<'a> Participant<'a> {
 
     /// The moment after the call on this rank's device, which the device's first rank keeps.
     fn after<'b>(&self, parties: &'b [Participant]) -> &'b Event {
-        let is_here = |one: &&Participant| one.sitting.device.is(&self.sitting.device);
+        let is_here = |one: &&Participant| one.rank_device.device.is(&self.rank_device.device);
         let first = parties.iter().find(is_here).expect("it is one of them");
-        first.sitting.after(self.arrival.capture)
+        first.rank_device.after(self.arrival.capture)
     }
 
     fn shares_stream(&self, other: &Participant) -> bool {
-        self.arrival.stream == other.arrival.stream && self.sitting.device.is(&other.sitting.device)
+        self.arrival.stream == other.arrival.stream
+            && self.rank_device.device.is(&other.rank_device.device)
     }
 }
 
 /// Give the devices their work. `last` is the rank that came last.
 pub fn launch_for_all(state: &mut BarrierState, last: usize) -> Decision {
-    let BarrierState { sittings, arrivals, leaders, reach, company, .. } = state;
-    let parties: Vec<Participant> = sittings
+    let BarrierState { rank_devices, arrivals, leaders, reach, p2p_threads, .. } = state;
+    let parties: Vec<Participant> = rank_devices
         .iter()
         .zip(arrivals.iter())
-        .map(|(sitting, arrival)| Participant {
-            sitting: sitting.as_ref().expect("all have sat down"),
+        .map(|(rank_device, arrival)| Participant {
+            rank_device: rank_device.as_ref().expect("all have sat down"),
             arrival: arrival.as_ref().expect("all have come"),
         })
         .collect();
@@ -64,12 +65,12 @@ pub fn launch_for_all(state: &mut BarrierState, last: usize) -> Decision {
     }
     // The last to come leads its device: its stream is the one that is at hand.
     let leader_of = |leader: &usize| {
-        let is_here = parties[*leader].sitting.device.is(&parties[last].sitting.device);
+        let is_here = parties[*leader].rank_device.device.is(&parties[last].rank_device.device);
         if is_here { last } else { *leader }
     };
     let leaders: Vec<usize> = leaders.iter().map(leader_of).collect();
     let is_within_reach = matches!(reach, DeviceReach::All | DeviceReach::Memory);
-    let outcome = work(&parties, &leaders, is_within_reach, company.as_mut());
+    let outcome = work(&parties, &leaders, is_within_reach, p2p_threads.as_mut());
     outcome.map_or_else(Decision::Failed, Decision::Met)
 }
 
@@ -78,21 +79,21 @@ fn work(
     parties: &[Participant],
     leaders: &[usize],
     is_within_reach: bool,
-    company: Option<&mut P2pThreads>,
+    p2p_threads: Option<&mut P2pThreads>,
 ) -> Result<BarrierOutcome> {
     let mut unfit = unfit(parties, is_within_reach);
     // A graph may run what was captured on several streams one after the other.
     let is_captured = parties.iter().any(|party| party.arrival.capture != Capture::No);
-    let company = company.filter(|company| company.is_together() || !is_captured);
-    if let (Some(company), None) = (company, unfit) {
+    let p2p_threads = p2p_threads.filter(|p2p_threads| p2p_threads.is_together() || !is_captured);
+    if let (Some(p2p_threads), None) = (p2p_threads, unfit) {
         let arrivals: Vec<&RankCall> = parties.iter().map(|party| party.arrival).collect();
         let call = P2pCall::of(&arrivals);
-        if let Some(chosen) = company.way(call)? {
+        if let Some(chosen) = p2p_threads.way(call)? {
             check_capture(parties, None)?;
             let places: Vec<RankBuffers> = arrivals.iter().map(|arrival| arrival.place).collect();
             let scalars: Vec<f64> = arrivals.iter().map(|arrival| arrival.scalar).collect();
             let work = call.work(chosen.way, &places, &scalars);
-            wait_for_each_other(parties, leaders, company, &work)?;
+            wait_for_each_other(parties, leaders, p2p_threads, &work)?;
             return Ok(BarrierOutcome::Done);
         }
     }
@@ -116,12 +117,12 @@ fn work(
 fn wait_for_each_other(
     parties: &[Participant],
     leaders: &[usize],
-    company: &mut P2pThreads,
+    p2p_threads: &mut P2pThreads,
     work: &KernelWork,
 ) -> Result<()> {
     let parts: Vec<RankLaunch> = parties.iter().map(Participant::part).collect::<Result<_>>()?;
     // SAFETY: the callers promised their buffers, until their streams have passed.
-    let mut launch = |leader| unsafe { company.launch(&parts, leader, work) };
+    let mut launch = |leader| unsafe { p2p_threads.launch(&parts, leader, work) };
     if leaders.len() > 1 {
         return launch(leaders[0]);
     }
@@ -176,14 +177,14 @@ fn order(
 ) -> Result<()> {
     let is_other = |party: &Participant, leader: &usize| !party.shares_stream(&parties[*leader]);
     for party in parties.iter().filter(|party| leaders.iter().any(|one| is_other(party, one))) {
-        let _current = party.sitting.device.enter()?;
-        party.sitting.before.record(party.arrival.stream.0)?;
+        let _current = party.rank_device.device.enter()?;
+        party.rank_device.before.record(party.arrival.stream.0)?;
     }
     for leader in leaders {
         let leader = &parties[*leader];
-        let _current = leader.sitting.device.enter()?;
+        let _current = leader.rank_device.device.enter()?;
         for party in parties.iter().filter(|party| !party.shares_stream(leader)) {
-            wait(leader.arrival.stream.0, &party.sitting.before)?;
+            wait(leader.arrival.stream.0, &party.rank_device.before)?;
         }
     }
     launch(leaders)?;
@@ -192,11 +193,11 @@ fn order(
         let after = leader.after(parties);
         {
             // Also where all are on one stream: the next call may be on another.
-            let _current = leader.sitting.device.enter()?;
+            let _current = leader.rank_device.device.enter()?;
             after.record(leader.arrival.stream.0)?;
         }
         for party in parties.iter().filter(|party| !party.shares_stream(leader)) {
-            let _current = party.sitting.device.enter()?;
+            let _current = party.rank_device.device.enter()?;
             wait(party.arrival.stream.0, after)?;
         }
     }
@@ -210,7 +211,7 @@ fn launch(parties: &[Participant], leader: &Participant, part: (usize, usize)) -
     let scalars: Vec<f64> = parties.iter().map(|party| party.arrival.scalar).collect();
     let arrivals: Vec<&RankCall> = parties.iter().map(|party| party.arrival).collect();
     let work = P2pCall::of(&arrivals).work(KernelPath::Pieces, &places, &scalars);
-    let _current = leader.sitting.device.enter()?;
+    let _current = leader.rank_device.device.enter()?;
     launch_part(&work, kernels, leader.arrival.stream.0, part)
 }
 

@@ -129,7 +129,7 @@ pub struct IpcRank {
     /// An error of the trial of memory in pieces.
     trouble: Option<Error>,
     /// Where each rank is a process with a device of its own.
-    pub(super) crew: Option<P2pProcesses>,
+    pub(super) p2p_processes: Option<P2pProcesses>,
     /// Why not, where it was tried.
     pub(super) alone: Option<Error>,
     guardian: Option<DeadProcessWatchdog>,
@@ -157,7 +157,7 @@ impl IpcRank {
             has_detoured: false,
             detour: None,
             trouble: None,
-            crew: None,
+            p2p_processes: None,
             alone: None,
             guardian: None,
         })
@@ -254,8 +254,8 @@ impl IpcRank {
         let met = self.meet(call, mine, (number, prepared, on), talk);
         let mut ran = came.and(met);
         if !matches!(ran, Ok(true)) {
-            if let (Some(prepared), Some(crew)) = (prepared, &mut self.crew) {
-                let passed = crew.pass(Some(&prepared), on);
+            if let (Some(prepared), Some(p2p_processes)) = (prepared, &mut self.p2p_processes) {
+                let passed = p2p_processes.pass(Some(&prepared), on);
                 ran = ran.and_then(|ran| passed.map(|()| ran));
             }
             if mine.state != UNFIT && on.1 == Capture::No {
@@ -431,8 +431,8 @@ impl Drop for IpcRank {
     /// What a stream still waits for, and memory that kernels still use, stays for good, and so
     /// does who lets the stream go.
     fn drop(&mut self) {
-        if let Some(crew) = self.crew.take() {
-            crew.let_go();
+        if let Some(p2p_processes) = self.p2p_processes.take() {
+            p2p_processes.let_go();
         }
         if !self.is_at_rest() {
             std::mem::forget(self.pages.clone());

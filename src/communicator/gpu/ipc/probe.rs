@@ -103,8 +103,8 @@ impl Gpu {
                     pages: shared.pages(),
                     stopper: &self.stopper,
                 };
-                let crew = P2pProcesses::found(ground, talk)?;
-                shared.join(crew);
+                let p2p_processes = P2pProcesses::found(ground, talk)?;
+                shared.join(p2p_processes);
             }
         } else if sharing.is_ok() {
             sharing = Err(Error::Cuda("not all ranks' devices can share memory".into()));
@@ -160,8 +160,8 @@ impl Gpu {
     ) -> Result<(IpcRank, Option<DeadProcessWatchdog>)> {
         let kernels = self.kernels.as_ref().map_err(Error::clone)?;
         let shared = IpcRank::prepare(&self.device, kernels, links)?;
-        let watched = watch.watched;
-        let (processes, pages) = (watched.liveness.copies()?, watched.pages.clone());
+        let health = watch.health;
+        let (processes, pages) = (health.liveness.copies()?, health.pages.clone());
         let devices = shared.pages().clone();
         let guardian = DeadProcessWatchdog::start(processes, pages, devices, self.stopper.clone())?;
         Ok((shared, Some(guardian)))

@@ -21,9 +21,9 @@ use crate::executor::device_pieces::RankBuffers;
 
 impl IpcRank {
     /// The ranks' kernels can wait for each other's, or not, and why.
-    pub fn join(&mut self, crew: Result<P2pProcesses>) {
-        match crew {
-            Ok(crew) => self.crew = Some(crew),
+    pub fn join(&mut self, p2p_processes: Result<P2pProcesses>) {
+        match p2p_processes {
+            Ok(p2p_processes) => self.p2p_processes = Some(p2p_processes),
             Err(error) => self.alone = Some(error),
         }
     }
@@ -31,7 +31,7 @@ impl IpcRank {
     /// Why its calls cannot be part of a graph, if none can.
     pub fn refuses_captures(&self) -> Option<String> {
         let why = "its ranks are several processes, which meet anew for each call";
-        match (&self.crew, &self.alone) {
+        match (&self.p2p_processes, &self.alone) {
             (Some(_), _) => None,
             (None, None) => Some(format!("{why}; with a device each they would not have to")),
             (None, Some(error)) => {
@@ -43,10 +43,13 @@ impl IpcRank {
     /// How kernels that wait for each other do a call outside of graphs, if an algorithm is asked
     /// for, with the channels and the name of that.
     pub fn explain(&mut self, call: &Call) -> Option<(ChosenKernelPath, usize, &'static str)> {
-        let crew = self.crew.as_mut().filter(|crew| crew.is_asked() && !is_apart(call))?;
+        let p2p_processes = self
+            .p2p_processes
+            .as_mut()
+            .filter(|p2p_processes| p2p_processes.is_asked() && !is_apart(call))?;
         let shape = shape(call);
-        let chosen = crew.way(shape).ok().flatten()?;
-        Some((chosen, crew.channels(&shape, chosen.way), "gpu/p2p by ipc"))
+        let chosen = p2p_processes.way(shape).ok().flatten()?;
+        Some((chosen, p2p_processes.channels(&shape, chosen.way), "gpu/p2p by ipc"))
     }
 
     /// How kernels that wait for each other do the call, if they do.
@@ -60,14 +63,18 @@ impl IpcRank {
             refuse_capture(capture, "")?;
         }
         let is_captured = capture != Capture::No;
-        let Some(crew) = self.crew.as_mut().filter(|crew| is_captured || crew.is_asked()) else {
+        let Some(p2p_processes) = self
+            .p2p_processes
+            .as_mut()
+            .filter(|p2p_processes| is_captured || p2p_processes.is_asked())
+        else {
             return Ok(None);
         };
         if is_apart(call) {
             refuse_capture(capture, "it has no kernel")?;
             return Ok(None);
         }
-        let chosen = crew.way(shape(call))?;
+        let chosen = p2p_processes.way(shape(call))?;
         if chosen.is_none() {
             refuse_capture(capture, "no kernel that waits for other processes' does it")?;
         }
@@ -87,16 +94,16 @@ impl IpcRank {
             refuse_capture(on.1, "a buffer is not on its rank's device")?;
             return Ok(None);
         }
-        let Some(crew) = &mut self.crew else { return Ok(None) };
-        crew.begin()?;
+        let Some(p2p_processes) = &mut self.p2p_processes else { return Ok(None) };
+        p2p_processes.begin()?;
         if on.1 == Capture::No {
             let _current = self.device.enter()?;
             wait(on.0, &self.last)?;
         }
-        match crew.prepare(&shape(call), way, on) {
+        match p2p_processes.prepare(&shape(call), way, on) {
             // Without room for its tables a call goes through the host.
             Err(Error::InvalidArgument(_)) if on.1 == Capture::No => {
-                crew.pass(None, on).map(|()| None)
+                p2p_processes.pass(None, on).map(|()| None)
             }
             prepared => prepared.map(Some),
         }
@@ -110,14 +117,14 @@ impl IpcRank {
         number: u32,
         on: (RawStream, Capture),
     ) -> Result<()> {
-        let Some(crew) = &mut self.crew else { return Ok(()) };
+        let Some(p2p_processes) = &mut self.p2p_processes else { return Ok(()) };
         let place = RankBuffers {
             input: call.send.expose_provenance() as u64,
             output: call.recv.expose_provenance() as u64,
         };
         let own = Own { place, scalar: call.scalar };
         // SAFETY: the caller promised the buffers, until the stream has passed.
-        unsafe { crew.launch(&shape(call), prepared, own, on)? };
+        unsafe { p2p_processes.launch(&shape(call), prepared, own, on)? };
         if on.1 != Capture::No {
             return Ok(());
         }

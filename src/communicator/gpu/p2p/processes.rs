@@ -165,7 +165,7 @@ impl P2pProcesses {
             held.leave();
             return failed;
         }
-        let mut crew = P2pProcesses {
+        let mut p2p_processes = P2pProcesses {
             kernels: ground.kernels.clone(),
             rank,
             nranks,
@@ -176,24 +176,24 @@ impl P2pProcesses {
             interlocked: None,
             is_captured: false,
         };
-        match trial_processes::run(&mut crew, device, talk) {
-            Ok(Tried::Works(pace)) => crew.ways.pace = pace,
+        match trial_processes::run(&mut p2p_processes, device, talk) {
+            Ok(Tried::Works(pace)) => p2p_processes.ways.pace = pace,
             Ok(Tried::Unready(unready)) => {
                 // No kernel was launched, and none will be.
-                crew.held.take().into_iter().for_each(SharedPart::leave);
+                p2p_processes.held.take().into_iter().for_each(SharedPart::leave);
                 return unready.map(Err);
             }
             Ok(Tried::Fails(error)) => {
-                crew.give_up();
+                p2p_processes.give_up();
                 return Ok(Err(error));
             }
             Err(error) => {
-                crew.give_up();
+                p2p_processes.give_up();
                 return Err(error);
             }
         }
-        crew.stopper.appoint(crew.station().control().clone());
-        Ok(Ok(crew))
+        p2p_processes.stopper.appoint(p2p_processes.station().control().clone());
+        Ok(Ok(p2p_processes))
     }
 
     /// An algorithm is asked for, which fused launches do not have.
@@ -401,11 +401,11 @@ impl SharedPart {
     }
 
     fn station(&self) -> &DeviceComm {
-        self.station.as_ref().expect("a crew has one")
+        self.station.as_ref().expect("these processes have one")
     }
 
     fn station_mut(&mut self) -> &mut DeviceComm {
-        self.station.as_mut().expect("a crew has one")
+        self.station.as_mut().expect("these processes have one")
     }
 
     /// No kernel of this rank's uses it any more, or will: let it go once no other rank's does, now

@@ -87,16 +87,17 @@ pub struct P2pThreads {
 }
 
 impl P2pThreads {
-    /// The company of ranks that sit on a device each, or on one if an algorithm is asked for;
+    /// Those of ranks that have a device each, or on one if an algorithm is asked for;
     /// `None` for others. Tries each kind of kernel.
-    pub fn found(sittings: &[&RankDevice], ndevices: usize) -> Result<Option<P2pThreads>> {
-        let nranks = sittings.len();
-        let asked = sittings[0].asked;
+    pub fn found(rank_devices: &[&RankDevice], ndevices: usize) -> Result<Option<P2pThreads>> {
+        let nranks = rank_devices.len();
+        let asked = rank_devices[0].asked;
         let is_together = ndevices == 1 && asked.algorithm.is_some();
         if nranks == 1 || !(is_together || ndevices == nranks) {
             return Ok(None);
         }
-        let multiprocessors = sittings.iter().map(|one| one.device.multiprocessors as usize).min();
+        let multiprocessors =
+            rank_devices.iter().map(|one| one.device.multiprocessors as usize).min();
         let (least, bytes) = (multiprocessors.unwrap_or(1), asked.buff_size);
         if is_together && nranks > least {
             return Ok(None);
@@ -107,13 +108,15 @@ impl P2pThreads {
         };
         let longest = asked.timeout / 2;
         let interlocked = (!is_together).then(|| SpinKernelsActive::begin(longest)).transpose()?;
-        let streams =
-            sittings.iter().map(|one| OwnedStream::new(&one.device)).collect::<Result<Vec<_>>>()?;
-        let stations = stations(sittings, geometry, sittings[0].asked.timeout, &streams)?;
+        let streams = rank_devices
+            .iter()
+            .map(|one| OwnedStream::new(&one.device))
+            .collect::<Result<Vec<_>>>()?;
+        let stations = stations(rank_devices, geometry, rank_devices[0].asked.timeout, &streams)?;
         let ways = Ways::new(asked, LinkCosts::default());
-        let mut company = P2pThreads { stations, is_together, ways, interlocked };
-        company.ways.pace = trial::run(&mut company, sittings, &streams)?;
-        Ok(Some(company))
+        let mut p2p_threads = P2pThreads { stations, is_together, ways, interlocked };
+        p2p_threads.ways.pace = trial::run(&mut p2p_threads, rank_devices, &streams)?;
+        Ok(Some(p2p_threads))
     }
 
     pub fn controls(&self) -> Vec<Arc<AbortBlock>> {
@@ -205,21 +208,22 @@ impl P2pThreads {
 
 /// Every rank's station, ready once the streams have passed.
 fn stations(
-    sittings: &[&RankDevice],
+    rank_devices: &[&RankDevice],
     geometry: P2pSizing,
     timeout: Duration,
     streams: &[OwnedStream],
 ) -> Result<Vec<DeviceComm>> {
     let ground = |one: &&RankDevice| DeferredFree::of(&one.device, geometry.ground_bytes());
     let grounds: Vec<DeferredFree<DeviceMemory>> =
-        sittings.iter().map(ground).collect::<Result<_>>()?;
+        rank_devices.iter().map(ground).collect::<Result<_>>()?;
     let address =
         |ground: &DeferredFree<DeviceMemory>| ground.pointer().expose_provenance() as Address;
     let addresses: Vec<Address> = grounds.iter().map(address).collect();
-    let all = sittings.iter().zip(grounds).zip(streams).enumerate();
-    all.map(|(rank, ((sitting, ground), stream))| {
+    let all = rank_devices.iter().zip(grounds).zip(streams).enumerate();
+    all.map(|(rank, ((rank_device, ground), stream))| {
         let stream = stream.raw();
-        let made = DeviceComm::new(&sitting.device, rank, geometry, &addresses, timeout, stream);
+        let made =
+            DeviceComm::new(&rank_device.device, rank, geometry, &addresses, timeout, stream);
         made.map(|station| station.on(ground))
     })
     .collect()

@@ -97,14 +97,14 @@ pub fn check(got: &[u32], nranks: usize, rank: usize, way: KernelPath) -> Result
 
 /// Try all ways on these streams; what they take.
 pub fn run(
-    company: &mut P2pThreads,
-    sittings: &[&RankDevice],
+    p2p_threads: &mut P2pThreads,
+    rank_devices: &[&RankDevice],
     streams: &[OwnedStream],
 ) -> Result<LinkCosts> {
-    let bench = ThreadTrials::new(sittings)?;
-    let tried = bench.all(company, sittings, streams);
+    let bench = ThreadTrials::new(rank_devices)?;
+    let tried = bench.all(p2p_threads, rank_devices, streams);
     if tried.is_err() {
-        company.stop();
+        p2p_threads.stop();
         // Something may be under way still, and to free the memory would wait for it.
         std::mem::forget(bench);
     } else {
@@ -114,9 +114,9 @@ pub fn run(
 }
 
 impl ThreadTrials {
-    fn new(sittings: &[&RankDevice]) -> Result<ThreadTrials> {
-        let nranks = sittings.len();
-        let device = &sittings[0].device;
+    fn new(rank_devices: &[&RankDevice]) -> Result<ThreadTrials> {
+        let nranks = rank_devices.len();
+        let device = &rank_devices[0].device;
         let pattern = DeferredFree::<Pinned>::of(device, 4 * (LARGE + SHIFT * nranks))?;
         let place = pattern.pointer().cast::<u32>();
         // SAFETY: fresh memory of as many elements.
@@ -124,12 +124,12 @@ impl ThreadTrials {
         elements.iter_mut().enumerate().for_each(|(index, place)| *place = element(index));
         let memory = |one: &&RankDevice| DeferredFree::of(&one.device, 4 * LARGE);
         let both = |one: &&RankDevice| Ok([memory(one)?, memory(one)?]);
-        let last = &sittings[nranks - 1].device;
+        let last = &rank_devices[nranks - 1].device;
         let event = || Event::new(last, Recording::Time);
         Ok(ThreadTrials {
             pattern,
             back: DeferredFree::of(device, 4 * LARGE)?,
-            buffers: sittings.iter().map(both).collect::<Result<_>>()?,
+            buffers: rank_devices.iter().map(both).collect::<Result<_>>()?,
             around: [event()?, event()?],
         })
     }
@@ -143,34 +143,34 @@ impl ThreadTrials {
 
     fn all(
         &self,
-        company: &mut P2pThreads,
-        sittings: &[&RankDevice],
+        p2p_threads: &mut P2pThreads,
+        rank_devices: &[&RankDevice],
         streams: &[OwnedStream],
     ) -> Result<LinkCosts> {
-        for (rank, (sitting, stream)) in sittings.iter().zip(streams).enumerate() {
-            let _current = sitting.device.enter()?;
+        for (rank, (rank_device, stream)) in rank_devices.iter().zip(streams).enumerate() {
+            let _current = rank_device.device.enter()?;
             let (to, from) = (self.buffers[rank][0].pointer(), self.pattern.pointer());
             let from = from.wrapping_add(4 * SHIFT * rank);
             // SAFETY: both have the bytes, and stay until the stream has passed.
-            unsafe { copy(&sitting.device, to, from, 4 * LARGE, stream.raw())? };
+            unsafe { copy(&rank_device.device, to, from, 4 * LARGE, stream.raw())? };
         }
         // The stations' own work is on the same streams.
-        for (sitting, stream) in sittings.iter().zip(streams) {
-            passed(&sitting.device, stream)?;
+        for (rank_device, stream) in rank_devices.iter().zip(streams) {
+            passed(&rank_device.device, stream)?;
         }
-        let mut time = |way, count| self.time(company, sittings, streams, (way, count));
+        let mut time = |way, count| self.time(p2p_threads, rank_devices, streams, (way, count));
         let one_shot_us = time(KernelPath::OneShot, SMALL)?;
         let ring_us = time(KernelPath::Plan(Algorithm::Ring), SMALL)?;
         let small_us = time(KernelPath::Pieces, SMALL)?;
         let large_us = time(KernelPath::Pieces, LARGE)?;
-        Ok(pace(sittings.len(), (one_shot_us, ring_us), (small_us, large_us, LARGE)))
+        Ok(pace(rank_devices.len(), (one_shot_us, ring_us), (small_us, large_us, LARGE)))
     }
 
     /// Microseconds of a sum of so many elements; `None` where it is not done so.
     fn time(
         &self,
-        company: &mut P2pThreads,
-        sittings: &[&RankDevice],
+        p2p_threads: &mut P2pThreads,
+        rank_devices: &[&RankDevice],
         streams: &[OwnedStream],
         (way, count): (KernelPath, usize),
     ) -> Result<Option<f64>> {
@@ -180,7 +180,7 @@ impl ThreadTrials {
             output: end(&both[1]),
         };
         let places: Vec<RankBuffers> = self.buffers.iter().map(place).collect();
-        let scalars = vec![1.0; sittings.len()];
+        let scalars = vec![1.0; rank_devices.len()];
         let call = P2pCall {
             collective: Collective::AllReduce,
             root: 0,
@@ -190,69 +190,69 @@ impl ThreadTrials {
             is_plain: true,
         };
         let work = call.work(way, &places, &scalars);
-        if !company.does(&work)? {
+        if !p2p_threads.does(&work)? {
             return Ok(None);
         }
-        let last = sittings.len() - 1;
-        let parts: Vec<RankLaunch> = sittings
+        let last = rank_devices.len() - 1;
+        let parts: Vec<RankLaunch> = rank_devices
             .iter()
             .zip(streams)
             .enumerate()
-            .map(|(rank, (sitting, stream))| {
-                let (kernels, capture) = (kernels(sitting)?, Capture::No);
+            .map(|(rank, (rank_device, stream))| {
+                let (kernels, capture) = (kernels(rank_device)?, Capture::No);
                 let around = (rank == last).then_some(&self.around);
                 Ok(RankLaunch { kernels, stream: stream.raw(), capture, around })
             })
             .collect::<Result<_>>()?;
         let mut best_ms = f32::MAX;
         for turn in 0..=TIMES {
-            for (rank, (sitting, stream)) in sittings.iter().zip(streams).enumerate() {
-                let _current = sitting.device.enter()?;
+            for (rank, (rank_device, stream)) in rank_devices.iter().zip(streams).enumerate() {
+                let _current = rank_device.device.enter()?;
                 let output = self.buffers[rank][1].pointer();
                 // What the way before has left must not pass for this one's.
                 // SAFETY: the buffer's own bytes, which stay until the stream has passed.
-                unsafe { fill(&sitting.device, output, POISON, 4 * count, stream.raw())? };
+                unsafe { fill(&rank_device.device, output, POISON, 4 * count, stream.raw())? };
             }
             // One launch for all is on the last rank's stream, and follows no other.
-            let mut all = sittings.iter().zip(streams);
-            all.try_for_each(|(sitting, stream)| passed(&sitting.device, stream))?;
+            let mut all = rank_devices.iter().zip(streams);
+            all.try_for_each(|(rank_device, stream)| passed(&rank_device.device, stream))?;
             // SAFETY: the trial's own buffers, which stay until the streams have passed.
-            unsafe { company.launch(&parts, last, &work)? };
-            for (sitting, stream) in sittings.iter().zip(streams) {
-                passed(&sitting.device, stream)?;
+            unsafe { p2p_threads.launch(&parts, last, &work)? };
+            for (rank_device, stream) in rank_devices.iter().zip(streams) {
+                passed(&rank_device.device, stream)?;
             }
             if turn > 0 {
                 best_ms = best_ms.min(self.around[1].since(&self.around[0])?);
             }
         }
-        self.compare(sittings, streams, (way, count))?;
+        self.compare(rank_devices, streams, (way, count))?;
         Ok(Some(f64::from(best_ms) * 1e3))
     }
 
     /// Look at the sums that all ranks have.
     fn compare(
         &self,
-        sittings: &[&RankDevice],
+        rank_devices: &[&RankDevice],
         streams: &[OwnedStream],
         (way, count): (KernelPath, usize),
     ) -> Result<()> {
-        for (rank, (sitting, stream)) in sittings.iter().zip(streams).enumerate() {
+        for (rank, (rank_device, stream)) in rank_devices.iter().zip(streams).enumerate() {
             {
-                let _current = sitting.device.enter()?;
+                let _current = rank_device.device.enter()?;
                 let (to, from) = (self.back.pointer(), self.buffers[rank][1].pointer());
                 // SAFETY: both have the bytes, and stay until the stream has passed.
-                unsafe { copy(&sitting.device, to, from, 4 * count, stream.raw())? };
+                unsafe { copy(&rank_device.device, to, from, 4 * count, stream.raw())? };
             }
-            passed(&sitting.device, stream)?;
+            passed(&rank_device.device, stream)?;
             // SAFETY: as many elements, all written; nothing of the device uses them now.
             let got: &[u32] =
                 unsafe { std::slice::from_raw_parts(self.back.pointer().cast(), count) };
-            check(got, sittings.len(), rank, way)?;
+            check(got, rank_devices.len(), rank, way)?;
         }
         Ok(())
     }
 }
 
-fn kernels(sitting: &RankDevice) -> Result<&Kernels> {
-    sitting.kernels.as_deref().ok_or_else(|| Error::Internal("a launch without kernels".into()))
+fn kernels(rank_device: &RankDevice) -> Result<&Kernels> {
+    rank_device.kernels.as_deref().ok_or_else(|| Error::Internal("a launch without kernels".into()))
 }

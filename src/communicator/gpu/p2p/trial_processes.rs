@@ -50,23 +50,27 @@ pub enum Tried {
 }
 
 /// Try the ways. The error is a peer's that ended it.
-pub fn run(crew: &mut P2pProcesses, device: &Arc<Device>, talk: &mut Talk) -> Result<Tried> {
+pub fn run(
+    p2p_processes: &mut P2pProcesses,
+    device: &Arc<Device>,
+    talk: &mut Talk,
+) -> Result<Tried> {
     let (rank, nranks) = (talk.links.rank, talk.links.nranks);
     let made = ProcessTrials::new(device, rank, nranks).and_then(|bench| {
         // Nothing is freed while these kernels run.
-        Ok((bench, SpinKernelsActive::begin(crew.timeout() / 2)?))
+        Ok((bench, SpinKernelsActive::begin(p2p_processes.timeout() / 2)?))
     });
     let (bench, interlocked) = match agreed(made, talk) {
         Ok(Ok(made)) => made,
         Ok(Err(error)) => return Ok(Tried::Unready(Ok(error))),
         Err(error) => return Ok(Tried::Unready(Err(error))),
     };
-    let tried = bench.all(crew, talk);
+    let tried = bench.all(p2p_processes, talk);
     if let Ok(Ok(pace)) = tried {
         bench.retire();
         return Ok(Tried::Works(pace));
     }
-    crew.station().control().stop();
+    p2p_processes.station().control().stop();
     // To free anything would wait for what is under way.
     std::mem::forget((bench, interlocked));
     tried.map(|tried| Tried::Fails(tried.expect_err("it has no pace")))
@@ -108,17 +112,17 @@ impl ProcessTrials {
         self.output.retire();
     }
 
-    fn all(&self, crew: &mut P2pProcesses, talk: &mut Talk) -> Result<Result<LinkCosts>> {
+    fn all(&self, p2p_processes: &mut P2pProcesses, talk: &mut Talk) -> Result<Result<LinkCosts>> {
         let ring = KernelPath::Plan(Algorithm::Ring);
         // With more messages it is crossings that are measured, of which a small budget needs many.
-        let large = LARGE.min(crew.geometry.bytes_at_once() / 4);
+        let large = LARGE.min(p2p_processes.geometry.bytes_at_once() / 4);
         let mut whats = vec![(KernelPath::OneShot, SMALL), (ring, SMALL)];
         if large >= LEAST_LARGE {
             whats.push((ring, large));
         }
         let mut times = [None; 3];
         for (time, what) in times.iter_mut().zip(whats) {
-            match self.time(crew, what, talk)? {
+            match self.time(p2p_processes, what, talk)? {
                 Ok(found) => *time = found,
                 Err(error) => return Ok(Err(error)),
             }
@@ -131,7 +135,7 @@ impl ProcessTrials {
     /// Microseconds of a sum of so many elements; `None` where it is not done so.
     fn time(
         &self,
-        crew: &mut P2pProcesses,
+        p2p_processes: &mut P2pProcesses,
         (way, count): (KernelPath, usize),
         talk: &mut Talk,
     ) -> Result<Result<Option<f64>>> {
@@ -143,13 +147,13 @@ impl ProcessTrials {
             op: ReduceOp::Sum,
             is_plain: false,
         };
-        match crew.does(&call, way) {
+        match p2p_processes.does(&call, way) {
             Ok(true) => {}
             does => return Ok(does.map(|_| None)),
         }
         let mut best_ms = f32::MAX;
         for turn in 0..=TIMES {
-            let took = self.turn(crew, &call, way);
+            let took = self.turn(p2p_processes, &call, way);
             // No time is 0 here.
             let word = took.as_ref().map_or(0, |ms| 1 + u64::from(ms.max(0.0).to_bits()));
             let all = talk.exchange(word, 0..self.nranks)?;
@@ -170,7 +174,12 @@ impl ProcessTrials {
     }
 
     /// One sum; its milliseconds here.
-    fn turn(&self, crew: &mut P2pProcesses, call: &P2pCall, way: KernelPath) -> Result<f32> {
+    fn turn(
+        &self,
+        p2p_processes: &mut P2pProcesses,
+        call: &P2pCall,
+        way: KernelPath,
+    ) -> Result<f32> {
         let on = (self.stream.raw(), Capture::No);
         let address =
             |memory: &DeferredFree<DeviceMemory>| memory.pointer().expose_provenance() as u64;
@@ -181,7 +190,7 @@ impl ProcessTrials {
             // SAFETY: the buffer's own bytes, which stay until the stream has passed.
             unsafe { fill(&self.device, self.output.pointer(), POISON, 4 * call.count, on.0)? };
         }
-        let prepared = crew.prepare(call, way, on)?;
+        let prepared = p2p_processes.prepare(call, way, on)?;
         passed(&self.device, &self.stream)?;
         let record = |moment: usize| {
             let _current = self.device.enter()?;
@@ -189,7 +198,7 @@ impl ProcessTrials {
         };
         record(0)?;
         // SAFETY: the trial's own buffers, which stay until the stream has passed.
-        unsafe { crew.launch(call, prepared, Own { place, scalar: 1.0 }, on)? };
+        unsafe { p2p_processes.launch(call, prepared, Own { place, scalar: 1.0 }, on)? };
         record(1)?;
         passed(&self.device, &self.stream)?;
         self.around[1].since(&self.around[0])

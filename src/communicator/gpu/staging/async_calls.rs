@@ -163,7 +163,7 @@ impl Gpu {
     /// Whether calls of this rank go through the host, and its streams may wait for that.
     pub(in crate::communicator) fn may_go_ahead(&self) -> bool {
         let goes_through_host =
-            self.desk.is_none() && !matches!(*self.sharing.lock(), Sharing::Works(_));
+            self.launch_barrier.is_none() && !matches!(*self.sharing.lock(), Sharing::Works(_));
         goes_through_host && !self.place.is_shared()
     }
 

@@ -331,12 +331,12 @@ pub trait StreamWaitCheck {
 
 impl StreamWaitCheck for OpWatchdog<'_> {
     fn look(&self, waited: Duration) -> Result<()> {
-        let rank = self.watched.pages.rank;
+        let rank = self.health.pages.rank;
         // Acquire: pairs with the Release in `Communicator::abort`.
-        if self.watched.aborted.load(Acquire) {
+        if self.health.aborted.load(Acquire) {
             return Err(Error::Aborted { rank, operation: Some(self.operation()) });
         }
-        if waited > self.watched.timeout {
+        if waited > self.health.timeout {
             return Err(Error::Cuda(format!(
                 "rank {rank} waited {} ms in {} for earlier work on its own stream; raise \
                  RINGCOMM_TIMEOUT_MS if that work takes so long",
@@ -369,8 +369,8 @@ impl StreamWaitCheck for CommHealth {
 impl OpWatchdog<'_> {
     /// A peer that has failed meanwhile, or is gone.
     fn trouble(&self) -> Result<()> {
-        let nranks = self.watched.pages.nranks();
-        let other = (self.watched.pages.rank + 1) % nranks;
+        let nranks = self.health.pages.nranks();
+        let other = (self.health.pages.rank + 1) % nranks;
         if nranks == 1 { Ok(()) } else { self.check(other, Duration::ZERO) }
     }
 }

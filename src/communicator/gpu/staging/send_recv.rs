@@ -163,9 +163,10 @@ impl Gpu {
         let messages: Vec<Message> = posted.iter().map(|posted| posted.message).collect();
         // What peers wait for is not to wait for the streams, nor host memory to be touched sooner.
         staging.arrive(streams, watch)?;
-        let mut bays = StagedBounceBuffers::new(staging, self.nranks, posted, staged, watch)?;
-        let ran = on_host(&messages, Some(&mut bays));
-        let is_loose = ran.is_err() && !bays.are_at_rest();
+        let mut bounce_buffers =
+            StagedBounceBuffers::new(staging, self.nranks, posted, staged, watch)?;
+        let ran = on_host(&messages, Some(&mut bounce_buffers));
+        let is_loose = ran.is_err() && !bounce_buffers.are_at_rest();
         staging.is_loose = is_loose;
         ran?;
         staging.leave(streams, watch)
