@@ -4,7 +4,7 @@ use super::call::signature::CallSignature;
 use super::health::watchdog::{CommHealth, OpWatchdog};
 use super::init::multi_host::HostPeerInfo;
 use super::init::peer_info::PeerInfo;
-use super::memory::registration::Registrations;
+use super::memory::peer_regions::Registrations;
 use crate::algorithm::Algorithm;
 use crate::error::Result;
 use crate::executor::direct::program::Used;

@@ -4,7 +4,7 @@
 //! Slices: every chunk is cut into pieces of at most `slice_bytes`, so that the pieces of one step
 //! together fit a connection slot; slice `i` of a step is the `i`-th piece of each of its chunks.
 
-use super::layout::Layout;
+use super::chunk_layout::Layout;
 use crate::device::host::{Reduction, streaming_threshold};
 use crate::error::{Error, Result};
 use crate::plan::{End, Plan, Span};

@@ -11,12 +11,12 @@
 
 pub mod bind;
 pub mod bounce_buffers;
+pub mod chunk_layout;
 pub mod control_block;
 pub mod device_p2p;
 pub mod device_pieces;
 pub mod direct;
 pub mod host;
-pub mod layout;
 pub mod links;
 pub mod send_recv;
 pub mod shm_two_shot;

@@ -10,11 +10,11 @@
 //! own rank.
 #![allow(unsafe_code)]
 
+use super::chunk_layout::Layout;
 use super::direct::processes::{self, DirectPrograms};
 use super::direct::program::{Direct, Used};
 use super::direct::run::{self, Arithmetic, Bases, BufferAddresses, NOWHERE, Resolve};
 use super::host::{CallBuffers, move_bytes};
-use super::layout::Layout;
 use super::links::Links;
 use super::progress::CountedWait;
 use crate::error::{Error, Result};

@@ -1,6 +1,6 @@
 //! What handles name: communicators with what only the C API adds to them, streams, registrations.
 
-use super::calls::reduction::Reductions;
+use super::calls::red_op::Reductions;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::ffi::handle::{HandleKind, HandleTable, InsideCall};

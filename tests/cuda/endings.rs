@@ -8,7 +8,7 @@ use ringcomm::communicator::{Call, Communicator, Message, Order, OrderedMessage}
 use ringcomm::config::{Config, DeviceChoice};
 use ringcomm::device::cuda::RawStream;
 use ringcomm::error::Error;
-use ringcomm::executor::layout::VectorCounts;
+use ringcomm::executor::chunk_layout::VectorCounts;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 use std::ptr::null_mut;

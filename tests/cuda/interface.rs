@@ -7,7 +7,7 @@ use super::streams::Floats;
 use super::{Bench, ndevices};
 use ringcomm::ffi::calls::collective::*;
 use ringcomm::ffi::calls::group::*;
-use ringcomm::ffi::calls::reduction::*;
+use ringcomm::ffi::calls::red_op::*;
 use ringcomm::ffi::calls::stream::*;
 use ringcomm::ffi::comm::explain::*;
 use ringcomm::ffi::comm::lifecycle::*;

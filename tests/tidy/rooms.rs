@@ -45,7 +45,7 @@ const HOUSES: [(&str, &[&str]); 6] = [
     (
         "src/executor",
         &[
-            "layout progress control_block",
+            "chunk_layout progress control_block",
             "bind links",
             "host",
             "direct",

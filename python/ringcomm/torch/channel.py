@@ -13,7 +13,7 @@ from typing import Any, Deque, List, Optional
 from .._native import DataType, Result, lib
 from ..communicator import Communicator
 from ..errors import RingError, RingRemoteError, RingTimeoutError
-from .comm_stream import Lane
+from .lane import Lane
 from .meet import join, said
 from .types import movable
 

@@ -16,7 +16,7 @@ from .._native import Residence, counts_array, lib
 from ..integers import RANK, integer
 from . import types
 from .futures import level
-from .comm_stream import Lane, Step
+from .lane import Lane, Step
 from .types import OPS, TYPES, Staging
 from .work import Work
 

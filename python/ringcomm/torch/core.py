@@ -24,7 +24,7 @@ from .backward import watch
 from .barrier import MonitoredBarriers
 from .collectives import TELLS
 from .futures import level
-from .comm_stream import Lane, Step, check_process, destroyed
+from .lane import Lane, Step, check_process, destroyed
 from .meet import another, join
 from .messages import Messages
 from .profiling import span, track

@@ -12,7 +12,7 @@ import torch
 from .._native import Result
 from ..errors import RingAbortedError, RingError
 from .advice import advised
-from .comm_stream import MOST_REMEMBERED, Lane, Step
+from .lane import MOST_REMEMBERED, Lane, Step
 from .meet import join
 
 #: Between two looks at an event, in seconds, where a wait has a limit: that is for what is late.

@@ -1,4 +1,4 @@
-"""`DataParallel`: one process, a thread and a copy of the module for each device.
+"""`DataParallel`, not DistributedDataParallel: one process, a thread and a copy of the module for each device.
 
     inputs -- scatter --> pieces -- replicas, in parallel --> outputs -- gather --> output
                  parameters -- broadcast --> replicas; gradients -- reduce --> parameters

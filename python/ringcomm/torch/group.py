@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import Backend as TorchBackend
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup
 
 from .core import Core
-from .comm_stream import check_process
+from .lane import check_process
 
 DEVICES = ["cpu", "cuda"]
 

@@ -14,7 +14,7 @@ import torch
 from .._native import DataType, Result, lib
 from ..errors import RingError, RingTimeoutError, RingUsageError
 from .channel import BYTE, HEADER_BYTES, LOOK, LOOK_FOR_LIFE, ROOM, Channel, Header
-from .comm_stream import Lane
+from .lane import Lane
 from .meet import LONGEST, milliseconds
 from .types import movable
 

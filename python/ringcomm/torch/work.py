@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Work as TorchWork
 from .._native import Result
 from ..errors import RingError, RingTimeoutError
 from .futures import Future, level
-from .comm_stream import Lane
+from .lane import Lane
 from .older import OLD, outlive
 
 

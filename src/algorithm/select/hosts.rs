@@ -5,7 +5,7 @@
 //! and host; where the closed form does not say which of its messages cross, the worst is taken.
 
 use super::form::{CostTerms, Form};
-use super::{Costs, Question, hierarchy};
+use super::{Costs, Question, hierarchical_form};
 use crate::algorithm::Algorithm::{self, *};
 use crate::plan::Collective::{self, *};
 use crate::plan::topology::Topology;
@@ -102,7 +102,7 @@ impl HostTraffic {
                 share(crossing, crossing, sent * most * crossing)
             }
             Hierarchical | Leaders => {
-                hierarchy::wire(algorithm, question.collective, hosts, n, bytes)
+                hierarchical_form::wire(algorithm, question.collective, hosts, n, bytes)
             }
             Local => HostTraffic::default(),
         }

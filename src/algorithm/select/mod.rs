@@ -16,7 +16,7 @@
 mod costs;
 mod direct;
 mod form;
-mod hierarchy;
+mod hierarchical_form;
 mod hosts;
 
 use super::{Algorithm, host_order, serial_order};
@@ -132,9 +132,13 @@ pub fn predict(
         (Form::of(algorithm, collective, nranks, bytes)?, 1.0)
     } else {
         let message = match host_order(algorithm) {
-            true => {
-                hierarchy::longest_message(algorithm, collective, nranks, question.hosts, bytes)
-            }
+            true => hierarchical_form::longest_message(
+                algorithm,
+                collective,
+                nranks,
+                question.hosts,
+                bytes,
+            ),
             false => form::longest_message(algorithm, collective, nranks, bytes),
         };
         let slices =
@@ -259,7 +263,7 @@ fn form(algorithm: Algorithm, question: &Question, bytes: f64) -> Option<Form> {
         return None;
     }
     match host_order(algorithm) {
-        true => hierarchy::form(algorithm, collective, nranks, question.hosts, bytes),
+        true => hierarchical_form::form(algorithm, collective, nranks, question.hosts, bytes),
         false => Form::of(algorithm, collective, nranks, bytes),
     }
 }

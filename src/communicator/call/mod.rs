@@ -8,7 +8,7 @@ pub(super) mod send_recv;
 
 use crate::device::cuda::RawStream;
 use crate::error::{Error, Result};
-pub use crate::executor::layout::VectorCounts;
+pub use crate::executor::chunk_layout::VectorCounts;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 use std::cell::Cell;

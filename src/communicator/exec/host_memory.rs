@@ -9,7 +9,7 @@ use crate::communicator::health::watchdog::OpWatchdog;
 use crate::communicator::tuning::plan_cache::{BoundCall, DataPath};
 use crate::config::Config;
 use crate::error::Result;
-use crate::executor::layout::Layout;
+use crate::executor::chunk_layout::Layout;
 use crate::executor::send_recv::Transfer;
 use crate::plan::Collective;
 use crate::transport::fifo::Stamp;

@@ -12,8 +12,8 @@ use super::gpu::Gpu;
 use super::health::watchdog::{CancelCheck, CommHealth, OpWatchdog};
 use super::memory::shared_scratch::SharedScratch;
 use super::tuning::context::PlanContext;
+use super::tuning::direct_probe_backoff::ProbeBackoff;
 use super::tuning::plan_cache::{BoundCall, Cache, DataPath};
-use super::tuning::probe_backoff::ProbeBackoff;
 use crate::algorithm::Algorithm;
 use crate::algorithm::select::{Costs, zero_copy_from};
 use crate::clock;
@@ -38,7 +38,7 @@ pub struct Engine {
     pub links: Links,
     /// What its calls are bound by.
     pub plan_context: Arc<PlanContext>,
-    pub memory: super::memory::registration::Registrations,
+    pub memory: super::memory::peer_regions::Registrations,
     /// What every message carries of its communicator and its rank.
     pub origin: Stamp,
     cache: Cache,
@@ -71,7 +71,7 @@ pub struct Engine {
 impl Engine {
     pub fn new(
         links: Links,
-        memory: super::memory::registration::Registrations,
+        memory: super::memory::peer_regions::Registrations,
         topology: Topology,
         (communicator, epoch): (u32, u32),
         portion_bytes: Option<usize>,

@@ -29,7 +29,7 @@ pub use staging::send_recv::OrderedMessage;
 use super::call::portions::RunOnHost;
 use super::call::{Call, Extents};
 use super::health::watchdog::OpWatchdog;
-use super::memory::registration::Registrations;
+use super::memory::peer_regions::Registrations;
 use super::tuning::plan_cache::BoundCall;
 use super::tuning::select::forced_algorithm;
 use crate::algorithm::Algorithm;

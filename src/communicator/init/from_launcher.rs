@@ -1,6 +1,6 @@
 //! Making a communicator of ranks that a launcher, a user or a URL brings together.
 
-use super::local::StopConditions;
+use super::host_setup::StopConditions;
 use crate::bootstrap::allgather::Root;
 use crate::bootstrap::rendezvous::{
     JoinTicket, LaunchFacts, NetworkFacts, RendezvousPlace, invite,

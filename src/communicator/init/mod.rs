@@ -2,14 +2,14 @@
 
 pub mod thread_per_rank;
 
+mod absent_ranks;
 mod calibrate;
 pub(super) mod from_launcher;
-pub(super) mod local;
+pub(super) mod host_setup;
 pub(super) mod multi_host;
 pub(super) mod peer_info;
 pub(super) mod rank_map;
 mod split;
-mod vanished_peers;
 
 use super::call::portions::portion_bytes;
 use super::call::signature::CallSignature;
@@ -18,7 +18,7 @@ use super::exec::op_lock::OpLock;
 use super::gpu::ipc::exchange::Talk;
 use super::gpu::{self, Gpu, PeerSummary, Seated};
 use super::health::watchdog::{CancelCheck, CommHealth, OpWatchdog};
-use super::memory::registration::Registrations;
+use super::memory::peer_regions::Registrations;
 use super::observe::flight_recorder::FlightRecorder;
 use super::observe::status_server;
 use super::observe::timeline::TimelineWriter;
@@ -46,7 +46,7 @@ use crate::transport::wait::{self, SpinPolicy};
 use crate::types::{DataType, ReduceOp};
 use calibrate::Profiled;
 pub use from_launcher::new_id;
-use local::{CoreCounts, LocalSetup, SharedSegment, StopConditions};
+use host_setup::{CoreCounts, LocalSetup, SharedSegment, StopConditions};
 use multi_host::RemotePeers;
 use peer_info::PeerInfo;
 use std::io::{Write, stderr};

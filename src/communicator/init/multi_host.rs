@@ -4,10 +4,10 @@
 //! the ranks of one machine do. A rank of another host is a mirror of its page, which the control
 //! thread keeps, and a connection, which is made at its first use.
 
+use super::absent_ranks::Patrol;
 use super::calibrate::Profiled;
-use super::local::{CoreCounts, LocalSetup, SharedSegment, StopConditions};
+use super::host_setup::{CoreCounts, LocalSetup, SharedSegment, StopConditions};
 use super::peer_info::{INTRODUCTION, PeerInfo};
-use super::vanished_peers::Patrol;
 use crate::bootstrap::allgather::meet_unless;
 use crate::bootstrap::tcp::AuthListener;
 use crate::bootstrap::{BootstrapError, UniqueId};

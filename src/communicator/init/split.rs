@@ -1,7 +1,7 @@
 //! Splitting: communicators of the ranks that name the same color.
 #![allow(unsafe_code)]
 
-use super::local::StopConditions;
+use super::host_setup::StopConditions;
 use super::rank_map::RankMap;
 use crate::bootstrap::tcp::AuthListener;
 use crate::communicator::health::watchdog::CancelCheck;

@@ -1,4 +1,4 @@
 //! Memory of calls: buffers that the user registered, and shared scratch.
 
-pub(super) mod registration;
+pub(super) mod peer_regions;
 pub(super) mod shared_scratch;

@@ -6,7 +6,7 @@
 //! or mapped before or after; what was mapped in vain goes with the communicator.
 #![allow(unsafe_code)]
 
-use super::registration::Registrations;
+use super::peer_regions::Registrations;
 use crate::error::Result;
 use crate::executor::direct::run::{BufferAddresses, NOWHERE};
 use crate::executor::links::Links;

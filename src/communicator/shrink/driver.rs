@@ -7,7 +7,7 @@ use crate::bootstrap::BootstrapError;
 use crate::bootstrap::tcp::AuthListener;
 use crate::communicator::Communicator;
 use crate::communicator::health::watchdog::CommHealth;
-use crate::communicator::init::local::StopConditions;
+use crate::communicator::init::host_setup::StopConditions;
 use crate::config::Config;
 use crate::error::{Error, Operation, Result};
 use crate::executor::control_block::Life;

@@ -10,7 +10,7 @@ mod driver;
 
 use super::Communicator;
 use super::call::fingerprint::mix;
-use super::init::local::StopConditions;
+use super::init::host_setup::StopConditions;
 use super::init::rank_map::RankMap;
 use crate::bootstrap::tcp::{AuthListener, NetworkConfig};
 use crate::bootstrap::{Blame, BootstrapError};

@@ -2,7 +2,7 @@
 
 mod bind;
 pub(super) mod context;
+pub(super) mod direct_probe_backoff;
 pub(super) mod plan_cache;
-pub(super) mod probe_backoff;
 pub(super) mod select;
 pub(super) mod slot_sizing;

@@ -165,7 +165,7 @@ mod tests {
     use crate::algorithm::plan;
     use crate::algorithm::select::{Costs, Hosts, Question, choose};
     use crate::executor::bind::{BindShape, Bound, Cut};
-    use crate::executor::layout::Layout;
+    use crate::executor::chunk_layout::Layout;
     use crate::plan::Collective;
 
     fn map(config: &Config, nranks: usize) -> SegmentMap {

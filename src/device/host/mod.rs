@@ -14,8 +14,6 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod float;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod integers;
 mod memory;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -23,6 +21,8 @@ mod number_format;
 mod portable;
 mod reduce_loop;
 mod select;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod simd_shell;
 mod vector;
 
 pub use memory::{STREAMED_LEAST, copy, prepare, streaming_threshold, streams_far};

@@ -4,9 +4,9 @@
 #![allow(clippy::not_unsafe_ptr_arg_deref)]
 
 use super::abort_block::AbortBlock;
+use super::device_tables::{self, Tables};
 use super::kernel_args::{first, oneshot_arguments, plan_arguments, shape};
 use super::plan_programs::{Programs, append, channels};
-use super::plan_tables::{self, Tables};
 use super::sizing::{DEPTH, FLAG, P2pSizing};
 use super::{KernelPath, KernelWork};
 use crate::device::cuda::{
@@ -99,7 +99,7 @@ impl DeviceComm {
             part(connections),
             part(connections),
             part(geometry.scratch_bytes),
-            part(plan_tables::BYTES),
+            part(device_tables::BYTES),
         ];
         let private = DeferredFree::<DeviceMemory>::of(device, end)?;
         let base = private.pointer().expose_provenance() as Address;

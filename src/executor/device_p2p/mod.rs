@@ -14,9 +14,9 @@
 mod abort_block;
 pub mod cooperative;
 mod device_comm;
+mod device_tables;
 mod kernel_args;
 mod plan_programs;
-mod plan_tables;
 mod sizing;
 
 pub use abort_block::{AbortBlock, Ending};

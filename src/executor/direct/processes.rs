@@ -124,7 +124,7 @@ mod tests {
     use super::*;
     use crate::algorithm::{self, Algorithm};
     use crate::error::Error;
-    use crate::executor::layout::Layout;
+    use crate::executor::chunk_layout::Layout;
     use crate::executor::links::{Reach, SegmentMap};
     use crate::plan::Collective;
     use crate::transport::fifo::FifoShape;

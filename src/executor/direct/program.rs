@@ -12,7 +12,7 @@
 //! other, `in_place` says whether some rank could read a block that another has already
 //! overwritten.
 
-use crate::executor::layout::Layout;
+use crate::executor::chunk_layout::Layout;
 use crate::plan::{End, Plan, Span, Step};
 use std::collections::{HashMap, HashSet};
 

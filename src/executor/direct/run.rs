@@ -109,8 +109,8 @@ pub struct Arithmetic<'a> {
     pub streamed: usize,
 }
 
-/// Turns what a peer says of its buffers into addresses; `None` where not all that it uses of the peer's
-/// buffers is there, an error where this rank cannot map them.
+/// Turns what a peer says of its buffers into addresses; `None` where not all that it uses of the
+/// peer's buffers is there, an error where this rank cannot map them.
 pub type Resolve<'a> = dyn FnMut(&BufferAddresses, &Used) -> Result<Option<Base>> + 'a;
 
 const BYTES: usize = size_of::<BufferAddresses>();
@@ -238,7 +238,8 @@ pub(super) unsafe fn exchange_addresses(
     Ok(())
 }
 
-/// Free the messages with addresses, which tells their senders, and wait until this rank's are freed.
+/// Free the messages with addresses, which tells their senders, and wait until this rank's are
+/// freed.
 fn wait_for_readers(program: &Direct, links: &mut Links, watch: &CountedWait) -> Result<()> {
     for &peer in &program.touches {
         links.free(peer);

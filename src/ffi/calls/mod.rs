@@ -2,7 +2,7 @@
 
 pub mod collective;
 pub mod group;
-pub mod reduction;
+pub mod red_op;
 pub mod stream;
 pub mod vector;
 

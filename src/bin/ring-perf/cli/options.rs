@@ -1,4 +1,4 @@
-//! The command line: one table of options, nccl-tests' names first.
+//! The command line's options and their defaults; the table that reads them is `option_table`.
 //!
 //! Every option is a row with a setter, so that parsing, the help text and the suggestions for a
 //! mistyped name all read the same table.

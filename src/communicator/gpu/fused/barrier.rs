@@ -10,7 +10,7 @@
 use super::launch::launch_for_all;
 use crate::communicator::call::NextRank;
 use crate::communicator::gpu::DeviceStream;
-use crate::communicator::gpu::p2p::peer_access::{self, Probed};
+use crate::communicator::gpu::p2p::peer_access_probe::{self, Probed};
 use crate::communicator::gpu::p2p::select::{ChosenKernelPath, GpuSettings};
 use crate::communicator::gpu::p2p::threads::{P2pCall, P2pThreads};
 use crate::communicator::health::watchdog::{GROUP_THEM, OpWatchdog};
@@ -355,7 +355,7 @@ impl BarrierState {
         let pairs = leaders.iter().flat_map(|from| leaders.iter().map(move |to| (*from, *to)));
         let mut others = pairs.filter(|(from, to)| from != to);
         let probe = |(from, to): (usize, usize)| {
-            let probed = peer_access::reaches(rank_devices[from], rank_devices[to]);
+            let probed = peer_access_probe::reaches(rank_devices[from], rank_devices[to]);
             match probed {
                 Ok(Probed::Works) => None,
                 Ok(Probed::Fails(why)) => Some((DeviceReach::Refused, Some(why))),

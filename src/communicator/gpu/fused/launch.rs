@@ -2,8 +2,8 @@
 //!
 //! The stream of one rank of each device waits for the streams of all, then has the kernels of that
 //! device's part, then an event for which all streams wait. Where all ranks give the same stream,
-//! nothing waits for anything. Ranks of `P2pThreads` have kernels that wait for each other instead: on
-//! a device each, every rank's on its own stream, and no stream waits for another.
+//! nothing waits for anything. Ranks of `P2pThreads` have kernels that wait for each other instead:
+//! on a device each, every rank's on its own stream, and no stream waits for another.
 #![allow(unsafe_code)]
 
 use super::barrier::{BarrierOutcome, BarrierState, Decision, DeviceReach, RankCall, RankDevice};

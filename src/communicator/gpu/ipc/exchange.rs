@@ -3,7 +3,7 @@
 
 use crate::communicator::gpu::staging::NAP;
 use crate::communicator::health::watchdog::OpWatchdog;
-use crate::communicator::memory::registration::Registrations;
+use crate::communicator::memory::peer_regions::Registrations;
 use crate::error::{Error, Result};
 use crate::executor::links::Links;
 use crate::transport::fifo::Stamp;

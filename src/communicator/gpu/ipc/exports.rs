@@ -8,7 +8,7 @@
 //! Plain allocations are opened by a handle. Of memory that is mapped piece by piece, the pieces
 //! around the buffer are sent to the ranks that launch, before the entry's number is.
 
-use crate::communicator::memory::registration::{Parcel, Registrations};
+use crate::communicator::memory::peer_regions::{Parcel, Registrations};
 use crate::device::cuda::{
     Address, Allocation, Carriers, Device, MappedRun, Mapping, PhysicalPiece,
 };

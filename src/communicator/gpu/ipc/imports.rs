@@ -9,7 +9,7 @@
 
 use super::exchange::Talk;
 use super::exports::BufferRef;
-use crate::communicator::memory::registration::Parcel;
+use crate::communicator::memory::peer_regions::Parcel;
 use crate::device::cuda::{Address, Carrier, DeferredFree, Device, Event, Imported, Shareable};
 use crate::error::{Error, Result};
 use crate::executor::control_block::device;

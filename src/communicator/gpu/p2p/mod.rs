@@ -1,7 +1,7 @@
 //! Peer-to-peer kernels: kernels of all ranks that wait for each other by flags.
 
-mod captured;
-pub(super) mod peer_access;
+pub(super) mod peer_access_probe;
+mod process_calls;
 pub(super) mod processes;
 pub(super) mod select;
 pub(super) mod threads;

@@ -10,7 +10,7 @@
 //! queues that they share: each has half of a device, and every wait has a deadline.
 #![allow(unsafe_code)]
 
-use super::peer_access::passed;
+use super::peer_access_probe::passed;
 use super::select::{ChosenKernelPath, GpuSettings, LinkCosts, Ways};
 use super::threads::P2pCall;
 use super::trial_processes::{self, Tried};

@@ -6,7 +6,7 @@
 //! pieces are longer than small ones by their bytes.
 #![allow(unsafe_code)]
 
-use super::peer_access::passed;
+use super::peer_access_probe::passed;
 use super::select::LinkCosts;
 use super::threads::{P2pCall, P2pThreads, RankLaunch};
 use crate::algorithm::Algorithm;

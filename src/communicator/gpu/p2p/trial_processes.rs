@@ -6,7 +6,7 @@
 //! had come.
 #![allow(unsafe_code)]
 
-use super::peer_access::passed;
+use super::peer_access_probe::passed;
 use super::processes::{Own, P2pProcesses, agreed};
 use super::select::LinkCosts;
 use super::threads::P2pCall;

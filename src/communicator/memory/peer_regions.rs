@@ -202,8 +202,8 @@ impl Registrations {
     /// A peer's buffers in this process's address space, if all that is `used` of them is there. An
     /// error is this rank's own: it cannot map what the peer shares.
     ///
-    /// Buffer addresses are what a peer claims: whatever it says, no address outside of the memory that
-    /// the ranks share comes of it.
+    /// Buffer addresses are what a peer claims: whatever it says, no address outside of the memory
+    /// that the ranks share comes of it.
     pub fn resolve(
         &mut self,
         buffer_addresses: &BufferAddresses,

@@ -1,4 +1,5 @@
-//! Finding out who has gone between the meeting of all hosts and that of one.
+//! Ranks that have gone between the meeting of all hosts and that of one; a process that dies later
+//! shows on its pidfd (`transport/pidfd.rs`).
 //!
 //! Ranks of one host meet by a name, where one that never comes may still be on its way. But they
 //! have all met over the network before: a rank keeps the gate that it had there until its

@@ -1,8 +1,8 @@
 //! What a rank needs of the others, collected while they meet: segments, mailboxes, processes.
 
+use super::absent_ranks::Patrol;
 use super::calibrate::Profiled;
 use super::peer_info::{Cores, PeerInfo, own_cores};
-use super::vanished_peers::Patrol;
 use crate::bootstrap::{self, BootstrapError, Contribution, LivenessProbe, Member, UniqueId};
 use crate::communicator::gpu::Seated;
 use crate::communicator::health::watchdog::CancelCheck;
@@ -169,7 +169,7 @@ impl LocalSetup {
     }
 
     /// Meet the ranks of this machine, `locals` in order, this one among them, and take what they
-    /// share; `vanished_peers` finds those who never come. Returns what they said of themselves, in
+    /// share; `absent_ranks` finds those who never come. Returns what they said of themselves, in
     /// the same order.
     pub fn meet_locals(
         &mut self,
