@@ -48,7 +48,6 @@ pub mod config;
 pub mod device;
 #[doc(hidden)]
 pub mod error;
-mod eventfd;
 #[doc(hidden)]
 pub mod executor;
 #[doc(hidden)]
@@ -59,6 +58,7 @@ pub mod fork;
 pub mod host;
 #[doc(hidden)]
 pub mod plan;
+mod poll;
 #[doc(hidden)]
 pub mod suggest;
 #[doc(hidden)]

@@ -22,7 +22,7 @@ const MOST_COLUMNS: usize = 100;
 
 /// The layer of every module: arrows point to lower numbers only.
 const LAYERS: [(&str, usize); 21] = [
-    ("eventfd", 0),
+    ("poll", 0),
     ("error", 0),
     ("types", 0),
     ("config", 0),

@@ -6,7 +6,9 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
+use crate::poll::{entry, poll_for};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 /// A descriptor of this process, for peers to watch.
 pub fn own_descriptor() -> Result<OwnedFd> {
@@ -46,14 +48,13 @@ impl Liveness {
     pub fn dead(&self) -> Vec<usize> {
         let mut dead = Vec::new();
         for (batch, processes) in self.processes.chunks(BATCH).enumerate() {
-            let mut polled = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; BATCH];
+            let mut polled = [entry(-1, libc::POLLIN); BATCH];
             for (entry, process) in polled.iter_mut().zip(processes) {
                 // The kernel skips negative descriptors.
                 entry.fd = process.as_ref().map_or(-1, AsRawFd::as_raw_fd);
             }
-            // SAFETY: the array has that many entries.
-            let ready = unsafe { libc::poll(polled.as_mut_ptr(), processes.len() as _, 0) };
-            if ready > 0 {
+            let ready = poll_for(&mut polled[..processes.len()], Duration::ZERO);
+            if ready.is_ok_and(|ready| ready > 0) {
                 let ended = |entry: &libc::pollfd| entry.revents & libc::POLLIN != 0;
                 let ranks = (0..processes.len()).filter(|index| ended(&polled[*index]));
                 dead.extend(ranks.map(|index| batch * BATCH + index));

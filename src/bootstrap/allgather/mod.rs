@@ -13,10 +13,11 @@ use super::tcp::connect::Proved;
 use super::tcp::handshake::SharedSecret;
 use super::tcp::hello::{ANYONE, Hello, Purpose};
 use super::tcp::listener::{AuthListener, NetworkConfig};
-use super::tcp::socket::{self, KernelNetwork, entry};
+use super::tcp::socket::KernelNetwork;
 use super::unique_id::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::poll::{entry, poll};
 use crate::thread_signals;
 use client::AllgatherClient;
 use driver::{Host, Role};
@@ -169,7 +170,8 @@ fn run(
         let waits = [over, gate.next_deadline(), host.next_deadline().filter(|_| over.is_none())];
         // A root that nobody has come to waits for ever.
         let day = now + interrupt.map_or(Duration::from_secs(86_400), |_| GLANCE);
-        socket::poll(&mut entries, waits.into_iter().flatten().fold(day, Instant::min))?;
+        let until = waits.into_iter().flatten().fold(day, Instant::min);
+        poll(&mut entries, until).map_err(|_| Error::system("waiting for the network"))?;
     }
 }
 
@@ -220,9 +222,8 @@ fn serve(id: &UniqueId, mut gate: AuthListener, patience: Duration) {
         entries.extend(host.streams().map(|(socket, sending)| {
             entry(socket.raw(), libc::POLLIN | if sending { libc::POLLOUT } else { 0 })
         }));
-        if socket::poll(&mut entries, gate.next_deadline().map_or(until, |at| at.min(until)))
-            .is_err()
-        {
+        let next = gate.next_deadline().map_or(until, |at| at.min(until));
+        if poll(&mut entries, next).is_err() {
             return;
         }
     }

@@ -11,7 +11,8 @@ use super::{LocalRendezvous, Member, ProcessOrigin};
 use crate::bootstrap::admission::{Admission, PROOF_TIME, Unproven, is_passing};
 use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::process::out_of_sockets;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::poll::poll;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -98,10 +99,8 @@ impl<'a> LocalRoot<'a> {
         let is_waiting = self.listener.is_some();
         let meeting = &self.meeting;
         let until = if is_waiting { meeting.look_around(until)? } else { meeting.glance(until)? };
-        socket::poll(entries, until).map_err(|error| {
-            let Error::System { what, errno } = error else { unreachable!("poll fails by errno") };
-            Failure::system_here(self.meeting.rank as u32, errno, what)
-        })
+        let slept = poll(entries, until).map(|_| ());
+        slept.map_err(|error| self.system("waiting at the rendezvous", &error))
     }
 
     /// Admit members until every rank's contribution is here.

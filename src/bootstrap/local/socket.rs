@@ -7,6 +7,7 @@
 use super::MAX_FDS;
 use crate::error::{Error, Result};
 use crate::fork;
+use crate::poll::poll;
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -258,28 +259,15 @@ pub(super) fn is_not_yet(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
 }
 
-/// Sleep until a socket is ready or `until` has come.
-pub(super) fn poll(entries: &mut [libc::pollfd], until: Instant) -> Result<()> {
-    let left = until.saturating_duration_since(Instant::now());
-    // A millisecond more than the whole ones left, so that the last one is not spun away.
-    let ms = if left.is_zero() { 0 } else { left.as_millis().min(60_000) as libc::c_int + 1 };
-    // SAFETY: the pointer and length are those of a live slice.
-    let ready = unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, ms) };
-    match checked(ready) {
-        Ok(_) => Ok(()),
-        Err(error) if error.raw_os_error() == Some(libc::EINTR) => Ok(()),
-        Err(error) => Err(system("waiting at the rendezvous", &error)),
-    }
-}
-
 /// One socket to wait for.
 pub(super) fn entry(socket: &UnixSocket, events: libc::c_short) -> libc::pollfd {
-    libc::pollfd { fd: socket.raw(), events, revents: 0 }
+    crate::poll::entry(socket.raw(), events)
 }
 
 /// Sleep until one socket is ready or `until` has come.
 pub(super) fn wait(socket: &UnixSocket, events: libc::c_short, until: Instant) -> Result<()> {
-    poll(&mut [entry(socket, events)], until)
+    let ready = poll(&mut [entry(socket, events)], until);
+    ready.map(|_| ()).map_err(|error| system("waiting at the rendezvous", &error))
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@
 
 use super::interface::{reachable, socket_address};
 use super::io::{ByteStream, Network};
-use crate::error::{Error, Result};
 use crate::fork;
+use crate::poll::{entry, poll};
 use crate::tcp_liveness::AckWatch;
 use std::io;
 use std::mem::{size_of, zeroed};
@@ -339,23 +339,4 @@ fn is_passing(error: &io::Error) -> bool {
         libc::ENETUNREACH,
     ];
     error.raw_os_error().is_some_and(|errno| PASSING.contains(&errno))
-}
-
-/// Sleep until a socket is ready or `until` has come.
-pub fn poll(entries: &mut [libc::pollfd], until: Instant) -> Result<()> {
-    let left = until.saturating_duration_since(Instant::now());
-    // A millisecond more than the whole ones left, so that the last one is not spun away.
-    let ms = if left.is_zero() { 0 } else { left.as_millis().min(60_000) as libc::c_int + 1 };
-    // SAFETY: the pointer and length are those of a live slice.
-    let ready = unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, ms) };
-    match checked(ready) {
-        Ok(_) => Ok(()),
-        Err(error) if error.raw_os_error() == Some(libc::EINTR) => Ok(()),
-        Err(_) => Err(Error::system("waiting for the network")),
-    }
-}
-
-/// One socket to wait for.
-pub fn entry(fd: RawFd, events: libc::c_short) -> libc::pollfd {
-    libc::pollfd { fd, events, revents: 0 }
 }

@@ -3,7 +3,7 @@
 use super::handle::{Commands, Start};
 use super::state_machine::{ControlIdentity, Plane};
 use crate::bootstrap::tcp::{AuthListener, KernelNetwork, SharedSecret};
-use crate::eventfd::poll;
+use crate::poll::{entry, poll};
 use crate::sync::atomic::Ordering::*;
 use crate::transport::tcp::{LaneKeys, NewLane, SocketInbox};
 use std::sync::Arc;
@@ -105,7 +105,6 @@ impl Worker {
 
     /// Sleep until there is something to do.
     fn sleep(&mut self) {
-        let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
         let writes = |is_writing| if is_writing { libc::POLLOUT } else { 0 };
         let Worker { plane, entries, polled, .. } = self;
         entries.clear();
@@ -125,7 +124,8 @@ impl Worker {
             entries.push(entry(socket.raw(), libc::POLLIN | writes(is_full)));
             polled.push(peer);
         }
-        poll(entries, until);
+        // An error ends the sleep early.
+        let _ = poll(entries, until);
         let first = entries.len() - polled.len();
         let mut results = entries[first..].iter();
         let has_news = |entry: &libc::pollfd| entry.revents & !libc::POLLOUT != 0;

@@ -8,8 +8,8 @@
 
 use super::flight_recorder::{self, FlightRecorder, quote};
 use crate::error::{Error, Result};
-use crate::eventfd::{EventFd, poll};
 use crate::fork::ForkSafeMutex;
+use crate::poll::{EventFd, entry, poll};
 use crate::{fork, host, thread_signals};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -197,9 +197,9 @@ fn serve(listener: &UnixListener, stop: &EventFd) {
 
 /// Wait until the descriptor is ready, `until` has come, or the thread is to stop, which it tells.
 fn is_stopped(stop: &EventFd, fd: RawFd, events: libc::c_short, until: Instant) -> bool {
-    let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
     let mut entries = [entry(stop.raw(), libc::POLLIN), entry(fd, events)];
-    poll(&mut entries, until);
+    // An error ends the sleep early.
+    let _ = poll(&mut entries, until);
     entries[0].revents != 0
 }
 

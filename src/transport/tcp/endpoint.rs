@@ -1,16 +1,16 @@
 //! All remote connections of one rank, and its sleep while it waits for one of them.
-#![allow(unsafe_code)]
 
 use super::connection::{MOST_LANES, TcpConnection};
 use super::protect::LaneKeys;
 use crate::config::Protection;
 use crate::error::{Error, Result};
+use crate::poll::{EventFd, entry, poll_for};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
 use crate::tcp_liveness::LOOK;
 use crate::transport::fifo::FifoShape;
 use crate::transport::network::{Connection, Endpoint, Lengths};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -50,18 +50,12 @@ pub struct SocketInbox {
     failures: Mutex<Vec<(usize, String)>>,
     explained: Mutex<Vec<usize>>,
     filled: AtomicBool,
-    event: OwnedFd,
+    event: EventFd,
 }
 
 impl SocketInbox {
     pub fn new() -> Result<SocketInbox> {
-        // SAFETY: the call takes no pointers.
-        let event = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if event < 0 {
-            return Err(Error::system("making an eventfd"));
-        }
-        // SAFETY: the descriptor is new and nobody else's.
-        let event = unsafe { OwnedFd::from_raw_fd(event) };
+        let event = EventFd::new()?;
         let filled = AtomicBool::new(false);
         let (lanes, failures, explained) = Default::default();
         Ok(SocketInbox { lanes, failures, explained, filled, event })
@@ -98,15 +92,7 @@ impl SocketInbox {
 
     /// End the rank's sleep, so that it looks at its condition and its watch again.
     pub fn wake(&self) {
-        let one = 1u64;
-        // SAFETY: eight bytes, as an eventfd takes them; a full one is awake anyway.
-        unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
-    }
-
-    fn calm(&self) {
-        let mut count = 0u64;
-        // SAFETY: eight bytes, as an eventfd gives them.
-        unsafe { libc::read(self.event.as_raw_fd(), (&raw mut count).cast(), 8) };
+        self.event.raise();
     }
 }
 
@@ -331,8 +317,7 @@ impl Endpoint for TcpEndpoint {
 
     fn sleep(&mut self, peer: Option<usize>, time: Duration) {
         self.polled.clear();
-        let event = self.inbox.event.as_raw_fd();
-        self.polled.push(libc::pollfd { fd: event, events: libc::POLLIN, revents: 0 });
+        self.polled.push(entry(self.inbox.event.raw(), libc::POLLIN));
         for (other, connection) in self.connections.iter().enumerate() {
             let Some(connection) = connection.as_ref().filter(|c| !c.is_broken()) else { continue };
             let reads = peer.is_none_or(|peer| peer == other);
@@ -340,19 +325,15 @@ impl Endpoint for TcpEndpoint {
                 let reads = if reads && lane.wants_input() { libc::POLLIN } else { 0 };
                 let events = reads | if lane.is_writing() { libc::POLLOUT } else { 0 };
                 if events != 0 {
-                    self.polled.push(libc::pollfd { fd: lane.fd(), events, revents: 0 });
+                    self.polled.push(entry(lane.fd(), events));
                 }
             }
         }
-        let time = libc::timespec {
-            tv_sec: time.as_secs() as libc::time_t,
-            tv_nsec: time.subsec_nanos().into(),
-        };
-        let (polled, count) = (self.polled.as_mut_ptr(), self.polled.len() as libc::nfds_t);
-        // SAFETY: the descriptors and the time outlive the call.
-        let ready = unsafe { libc::ppoll(polled, count, &time, std::ptr::null()) };
-        if ready > 0 && self.polled[0].revents != 0 {
-            self.inbox.calm();
+        // An error ends the sleep early.
+        if poll_for(&mut self.polled, time).is_ok_and(|ready| ready > 0)
+            && self.polled[0].revents != 0
+        {
+            self.inbox.event.lower();
         }
         self.collect();
         self.look();

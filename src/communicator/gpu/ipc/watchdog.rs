@@ -10,14 +10,14 @@
 
 use crate::communicator::gpu::abort::Stopper;
 use crate::error::{Error, Result};
-use crate::eventfd::{EventFd, poll};
 use crate::executor::control_block::Life;
 use crate::executor::links::{DevicePages, Pages};
+use crate::poll::{self, EventFd};
 use crate::thread_signals;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Between two looks: at ranks whose processes live but whose device may not, and at the words of
 /// those that are gone, which a late write of a device may have brought back.
@@ -68,12 +68,13 @@ fn guard(
 ) {
     let mut is_gone = vec![false; pages.nranks()];
     loop {
-        let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let entry = |fd| poll::entry(fd, libc::POLLIN);
         let raw = |process: &Option<OwnedFd>| process.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let mut entries = vec![entry(stop.raw())];
         // The kernel skips negative descriptors.
         entries.extend(processes.iter().map(|process| entry(raw(process))));
-        poll(&mut entries, Instant::now() + LOOK);
+        // An error ends the sleep early.
+        let _ = poll::poll_for(&mut entries, LOOK);
         if entries[0].revents != 0 {
             return;
         }
