@@ -142,10 +142,10 @@ fn every_structure_has_the_headers_layout() {
         (align_of::<Wanted>(), align_of::<CUmemAllocationProp>()),
     ];
     let place = [
-        (offset_of!(Place, kind), offset_of!(CUmemLocation, type_)),
-        (offset_of!(Place, ordinal), offset_of!(CUmemLocation, id)),
-        (size_of::<Place>(), size_of::<CUmemLocation>()),
-        (align_of::<Place>(), align_of::<CUmemLocation>()),
+        (offset_of!(MemLocation, kind), offset_of!(CUmemLocation, type_)),
+        (offset_of!(MemLocation, ordinal), offset_of!(CUmemLocation, id)),
+        (size_of::<MemLocation>(), size_of::<CUmemLocation>()),
+        (align_of::<MemLocation>(), align_of::<CUmemLocation>()),
     ];
     let right = [
         (offset_of!(Right, place), offset_of!(CUmemAccessDesc, location)),
