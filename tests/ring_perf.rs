@@ -227,11 +227,6 @@ fn a_table_of_millions_of_rows_is_refused() {
 }
 
 #[test]
-fn the_naive_endpoint_passes_the_same_checks() {
-    expect(0, &format!("all --endpoint-naive -t 3 -b 1000 -e 3000 -f 3 -r all {SMALL}"));
-}
-
-#[test]
 fn a_profile_is_written_read_back_and_leads_to_the_same_choices() {
     let folder = Folder::new("profile");
     let path = folder.file("machine.profile");

@@ -32,7 +32,6 @@ impl Mode {
     pub fn chosen(options: &Options) -> Vec<Mode> {
         let mode = |procs, threads| Mode { procs, threads, launched: false };
         match (options.procs, options.threads) {
-            (None, None) if options.naive => vec![mode(None, 2)],
             (None, None) if options.tcp => vec![mode(Some(2), 1)],
             (None, None) => vec![mode(Some(2), 1), mode(None, 2)],
             (None, Some(threads)) => vec![mode(None, threads)],

@@ -252,10 +252,6 @@ pub static OPTIONS: &[Entry] = &[
         o.time_left = Some(Duration::from_millis(number(v)? as u64));
         Ok(())
     }),
-    row(' ', "endpoint-naive", Nothing, "", |o, _| {
-        o.naive = true;
-        Ok(())
-    }),
     row(' ', "rank-process", Value("INDEX:BOARD:REPORT"), "", |o, v| {
         let parts: Vec<&str> = v.split(':').collect();
         let [process, board, report] = parts[..] else { return Err("three numbers".into()) };

@@ -91,7 +91,6 @@ pub struct Options {
     pub pin: Option<bool>,
     pub probe: bool,
     pub fault: Option<String>,
-    pub naive: bool,
     /// Set in a child: which process of the job it is, and its inherited descriptors.
     pub child: Option<Child>,
     /// The options that were given, as they were written and by their long names.
@@ -160,7 +159,6 @@ impl Default for Options {
             pin: None,
             probe: true,
             fault: None,
-            naive: false,
             child: None,
             given: Vec::new(),
             arguments: Vec::new(),

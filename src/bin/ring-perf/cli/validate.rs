@@ -92,9 +92,6 @@ impl Options {
             );
         }
         self.goes_with_gpus()?;
-        if self.naive && self.procs.is_some() {
-            return Err("the naive endpoint works between threads only: use -t".into());
-        }
         let ranks = self.own_ranks();
         // A rank takes a thread, buffers and a set of connections: past this it is a typing error.
         if ranks > 1024 {
@@ -154,7 +151,6 @@ impl Options {
     fn goes_with_gpus(&self) -> Result<(), String> {
         let elsewhere = self.procs.is_some()
             || self.tcp
-            || self.naive
             || self.simulate.is_some()
             || self.trace.is_some()
             || self.compare.is_some()

@@ -14,7 +14,6 @@ pub(super) mod arena;
 pub(super) mod buffers;
 pub(super) mod expected_layout;
 pub(super) mod gradient_trace;
-pub(super) mod naive;
 pub(super) mod oracle;
 mod pattern;
 pub(super) mod statistics;

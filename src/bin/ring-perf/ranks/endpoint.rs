@@ -1,8 +1,7 @@
 //! One rank's way to the others, as far as a measurement needs it.
 //!
-//! The library's communicator is the endpoint that is measured. The other one, [`Naive`], does the
-//! same through a lock and a plain loop between threads; it stands in where the checks themselves
-//! are tested.
+//! The library's communicator is the endpoint that is measured. Tests of what is asked of it have
+//! one that writes the calls down.
 #![allow(unsafe_code)]
 
 use ringcomm::communicator::{
@@ -10,8 +9,6 @@ use ringcomm::communicator::{
 };
 use ringcomm::error::Result;
 use std::sync::Arc;
-
-pub use crate::measure::naive::Naive;
 
 /// The calls of a communicator that are measured or reported.
 pub trait Endpoint: Send {

@@ -4,10 +4,9 @@
 //! runs shares goes through the communicator itself, between the calls that are measured.
 #![allow(unsafe_code)]
 
-use super::endpoint::Endpoint;
 use crate::cli::options::Options;
 use ringcomm::bootstrap::rendezvous::{LaunchFacts, detect, launched};
-use ringcomm::communicator::{Call, Communicator, Explanation, Message};
+use ringcomm::communicator::{Call, Communicator};
 use ringcomm::error::Result;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -19,7 +18,6 @@ pub fn found(options: &Options) -> Option<Result<LaunchFacts>> {
     let own = options.procs.is_some()
         || options.threads.is_some()
         || options.tcp
-        || options.naive
         || options.simulate.is_some()
         || options.save_tuning.is_some();
     let lookup = |name: &str| std::env::var(name).ok();
@@ -30,7 +28,8 @@ pub fn found(options: &Options) -> Option<Result<LaunchFacts>> {
     Some(detect(lookup, None, None, None))
 }
 
-/// One rank of the job, which is measured and also carries what the ranks tell each other.
+/// One rank of the job: the communicator that is measured also carries what the ranks tell each
+/// other.
 #[derive(Clone)]
 pub struct Rank(pub Arc<Communicator>);
 
@@ -64,51 +63,5 @@ impl Rank {
         // SAFETY: the result holds the words of every rank.
         unsafe { self.0.run(&call)? };
         Ok(all)
-    }
-}
-
-impl Endpoint for Rank {
-    unsafe fn run(&self, call: &Call) -> Result<()> {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.0.run(call) }
-    }
-
-    unsafe fn exchange(&self, messages: &[Message]) -> Result<()> {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.0.exchange(messages) }
-    }
-
-    fn start_group(&self) {
-        self.0.start_group();
-    }
-
-    fn end_group(&self) -> Result<()> {
-        self.0.end_group()
-    }
-
-    unsafe fn defer(&self, call: &Call) -> Result<()> {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.0.defer(call) }
-    }
-
-    unsafe fn defer_messages(&self, messages: &[Message]) -> Result<()> {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.0.defer_messages(messages) }
-    }
-
-    fn explain(&self, call: &Call) -> Result<Explanation> {
-        self.0.explain(call)
-    }
-
-    fn is_nested(&self) -> bool {
-        self.0.is_nested()
-    }
-
-    fn register(&self, address: *mut u8, bytes: usize) -> Result<()> {
-        self.0.register(address, bytes).map(|_| ())
-    }
-
-    fn finalize(&self) -> Result<()> {
-        self.0.finalize()
     }
 }

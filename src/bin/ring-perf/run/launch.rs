@@ -91,11 +91,11 @@ pub fn run_job(
     if options.pin == Some(true) {
         pin(options, found.local_rank.unwrap_or(rank), found.nranks);
     }
-    let endpoint = job::Rank(Arc::new(communicator));
-    let board = Board::of_job(endpoint.clone())?;
+    let communicator = Arc::new(communicator);
+    let board = Board::of_job(job::Rank(Arc::clone(&communicator)))?;
     let receive = std::cell::RefCell::new(receive);
     let sink = |value| (receive.borrow_mut())(value);
-    worker::run(options, cells, (rank, "launched"), &board, &endpoint, &sink);
+    worker::run(options, cells, (rank, "launched"), &board, &communicator, &sink);
     Ok(())
 }
 

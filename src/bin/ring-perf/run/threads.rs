@@ -6,7 +6,7 @@ use super::worker;
 use crate::cli::mode::{self, Mode};
 use crate::cli::options::Options;
 use crate::measure::expected_layout::Cell;
-use crate::ranks::endpoint::{Endpoint, Naive};
+use crate::ranks::endpoint::Endpoint;
 use crate::ranks::shared_state::Board;
 use crate::report::json::Value;
 use ringcomm::bootstrap::UniqueId;
@@ -21,10 +21,6 @@ pub type SharedSink<'a> = &'a (dyn Fn(Value) + Sync);
 
 /// The endpoints of a run of threads, where they can be made together.
 fn together(options: &Options, nranks: usize) -> Result<Option<Vec<Box<dyn Endpoint>>>> {
-    if options.naive {
-        let all = Naive::all(nranks).into_iter();
-        return Ok(Some(all.map(|rank| Box::new(rank) as Box<dyn Endpoint>).collect()));
-    }
     if options.parallel_init || options.tcp {
         return Ok(None);
     }
