@@ -1,5 +1,5 @@
 //! Names the shared library's interface, programs linked with it look for `libringcomm.so.1`;
-//! compiles the GPU kernels; tells the benchmark which commit the library was compiled from.
+//! compiles the GPU kernels; tells the library which commit it was compiled from.
 
 #[path = "kernels/build.rs"]
 mod kernels;
@@ -7,8 +7,8 @@ mod kernels;
 use std::path::Path;
 use std::process::Command;
 
-/// What the library is compiled from: the benchmark's own sources are not part of it.
-const SOURCES: [&str; 5] = ["src", "kernels", ":!src/bin", "Cargo.toml", "Cargo.lock"];
+/// What the library is compiled from.
+const SOURCES: [&str; 4] = ["src", "kernels", "Cargo.toml", "Cargo.lock"];
 
 const SONAME: &str = "libringcomm.so.1";
 
@@ -17,11 +17,7 @@ fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,{SONAME}");
     // Not at every commit, which would compile everything again for a name: a commit that leaves
     // the library's sources alone leaves it what it was.
-    for source in std::fs::read_dir("src").into_iter().flatten().flatten() {
-        if source.path() != Path::new("src/bin") {
-            println!("cargo:rerun-if-changed={}", source.path().display());
-        }
-    }
+    println!("cargo:rerun-if-changed=src");
     kernels::build();
     link_soname();
     if let Some(commit) = commit() {

@@ -29,7 +29,7 @@ use support::WORD;
 
 /// The parts of ringrun that its messages need.
 #[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../src/bin/ringrun/agent"]
+#[path = "../programs/ringrun/agent"]
 mod agent {
     pub mod children;
     pub mod environment;
@@ -37,10 +37,10 @@ mod agent {
     pub mod status_dir;
 }
 #[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../src/bin/ringrun/placement/mod.rs"]
+#[path = "../programs/ringrun/placement/mod.rs"]
 mod placement;
 #[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../src/bin/ringrun/protocol"]
+#[path = "../programs/ringrun/protocol"]
 mod protocol {
     pub mod frame;
     pub mod messages;

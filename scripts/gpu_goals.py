@@ -20,7 +20,7 @@ PEERS = ["nccl", "symmetric", "torch.stack"]
 BANDWIDTHS = {2: 1.5, 4: 2.0, 8: 2.0}
 LATENCY = 3.0
 # Calls that one graph holds, of small calls and of larger ones than so many bytes: of ring-perf's graphs
-# (src/bin/ring-perf/gpu/bench.rs) and of the peers', so that both have as much of a graph's launch in them.
+# (programs/ring-perf/gpu/bench.rs) and of the peers', so that both have as much of a graph's launch in them.
 GRAPH_CALLS, GRAPH_LARGE_CALLS, GRAPH_LARGE_BYTES = 20, 5, 4 << 20
 # Operations of two processes.
 OPERATIONS = 10_000

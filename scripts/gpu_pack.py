@@ -23,8 +23,8 @@ MOST_SENT = 64 << 20
 # is no use for figures.
 PROFILES = {"release": "release", "dev": "debug"}
 # What the programs are made of, and the scripts that run them.
-SOURCES = ["Cargo.toml", "Cargo.lock", "build.rs", "src", "kernels", "tests/cuda", "tests/support",
-           "tests/arithmetic", "scripts", "python/ringcomm"]
+SOURCES = ["Cargo.toml", "Cargo.lock", "build.rs", "src", "kernels", "programs", "tests/support", "tests/arithmetic",
+           "scripts", "python/ringcomm"]
 
 
 def run(*words, **more):

@@ -49,19 +49,23 @@ def cargo(*words, target=None, **more):
     return Command("cargo", *words, env=env, **more)
 
 
+# Where integration tests are: those of the library, and those that run the programs.
+TESTS = [ROOT / "tests", ROOT / "programs/tests"]
+
+
 def tests_named(*names):
     """Arguments for these integration tests. One that is not there was renamed, or taken away: without
     an error its suite would go on without it."""
     words = []
     for name in names:
-        places = [ROOT / "tests" / f"{name}.rs", ROOT / "tests" / name / "main.rs"]
+        places = [place for tests in TESTS for place in (tests / f"{name}.rs", tests / name / "main.rs")]
         if not any(place.exists() for place in places):
-            raise FileNotFoundError(f"no test {name}: there is neither {places[0]} nor {places[1]}")
+            raise FileNotFoundError(f"no test {name}: there is none of {', '.join(map(str, places))}")
         words += ["--test", name]
     return words
 
 
-# Programs of tests/ that are suites of their own (Cargo.toml).
+# Those that are suites of their own (Cargo.toml, programs/Cargo.toml).
 APART = ["cuda", "kernels", "namespaces"]
 
 
@@ -80,9 +84,9 @@ def style():
 
 
 def integration_tests():
-    """The programs of tests/ that need nothing beyond this machine."""
-    found = [path.stem for path in (ROOT / "tests").glob("*.rs")]
-    found += [path.parent.name for path in (ROOT / "tests").glob("*/main.rs")]
+    """The integration tests that need nothing beyond this machine."""
+    found = [path.stem for tests in TESTS for path in tests.glob("*.rs")]
+    found += [path.parent.name for tests in TESTS for path in tests.glob("*/main.rs")]
     return sorted(set(found) - set(APART))
 
 
@@ -92,7 +96,7 @@ def unit():
 
 
 def integration():
-    """The tests of tests/: ranks as threads, processes and hosts, the C interface, the programs."""
+    """The integration tests: ranks as threads, processes and hosts, the C interface, the programs."""
     return [cargo("test", "--no-fail-fast", *tests_named(*integration_tests())), cargo("test", "--doc")]
 
 

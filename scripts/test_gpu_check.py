@@ -309,7 +309,7 @@ class Runs(unittest.TestCase):
             self.assertIn("torch", json.loads(done.stdout.splitlines()[0])["error"])
 
     def test_a_graph_of_a_peer_has_as_many_calls_as_the_librarys(self):
-        bench = (SCRIPTS.parent / "src/bin/ring-perf/gpu/bench.rs").read_text()
+        bench = (SCRIPTS.parent / "programs/ring-perf/gpu/bench.rs").read_text()
         for size, name in [(SMALL[0], "SMALL"), (LARGE[0], "LARGE")]:
             calls = gpu_goals.calls_of_a_graph(size)
             self.assertIn(f"const {name}: (usize, usize) = ({calls}, ", bench)

@@ -71,3 +71,7 @@ pub mod thread_signals;
 pub mod transport;
 #[doc(hidden)]
 pub mod types;
+
+/// Where these sources were last compiled, for reports; see `build.rs`.
+#[doc(hidden)]
+pub const COMMIT: Option<&str> = option_env!("RINGCOMM_GIT_COMMIT");

@@ -12,6 +12,7 @@ mod documents;
 mod names;
 #[path = "tidy/rooms.rs"]
 mod rooms;
+use names::{CRATES, crate_of};
 
 /// A file's length that is no longer read in one sitting.
 const MOST_LINES: usize = 500;
@@ -21,7 +22,7 @@ const MOST_FUNCTION_LINES: usize = 70;
 const MOST_COLUMNS: usize = 100;
 
 /// The layer of every module: arrows point to lower numbers only.
-const LAYERS: [(&str, usize); 21] = [
+const LAYERS: [(&str, usize); 20] = [
     ("poll", 0),
     ("error", 0),
     ("types", 0),
@@ -41,7 +42,6 @@ const LAYERS: [(&str, usize); 21] = [
     ("executor", 3),
     ("communicator", 4),
     ("ffi", 5),
-    ("bin", 5),
     ("lib", 6),
 ];
 
@@ -135,8 +135,11 @@ fn layers(path: &str, text: &str) -> Vec<String> {
 
 /// The library's locks are those of `sync`, which counts them. Programs and tests may have others.
 fn locks(path: &str, text: &str) -> Vec<String> {
-    let library = path.starts_with("src/") && !path.starts_with("src/bin/");
-    if !library || path == "src/sync.rs" || path.ends_with("tests.rs") || path.contains("/tests/") {
+    if !path.starts_with("src/")
+        || path == "src/sync.rs"
+        || path.ends_with("tests.rs")
+        || path.contains("/tests/")
+    {
         return Vec::new();
     }
     let is_foreign = |line: &&str| {
@@ -264,10 +267,8 @@ fn root() -> PathBuf {
 /// Every file of the project that people write, with its path from the root.
 fn files() -> Vec<(String, String)> {
     let mut all = Vec::new();
-    let mut folders: Vec<PathBuf> =
-        ["src", "tests", "benches", "cbindings", "scripts", "include", "python", "kernels", "fuzz"]
-            .map(|folder| root().join(folder))
-            .into();
+    let folders = "src programs tests benches cbindings scripts include python kernels fuzz";
+    let mut folders: Vec<PathBuf> = folders.split(' ').map(|name| root().join(name)).collect();
     while let Some(folder) = folders.pop() {
         let Ok(entries) = fs::read_dir(&folder) else { continue };
         for entry in entries {
@@ -342,7 +343,8 @@ fn lets_unsafe_code_in(text: &str) -> bool {
 /// an attribute is taken for one that lets it in.
 const LINT: &str = "unsafe_code";
 
-/// Files of src that may hold unsafe code are listed, so that one more is a decision.
+/// Files of the library and the programs that may hold unsafe code are listed: one more is a
+/// decision.
 #[test]
 fn unsafe_code_is_where_the_list_says() {
     let listed = include_str!("tidy/unsafe_files.txt");
@@ -350,7 +352,7 @@ fn unsafe_code_is_where_the_list_says() {
     let files = files();
     let mut found: Vec<&str> = files
         .iter()
-        .filter(|(path, _)| path.starts_with("src/") && path.ends_with(".rs"))
+        .filter(|(path, _)| crate_of(path).is_some() && path.ends_with(".rs"))
         .filter(|(_, text)| lets_unsafe_code_in(text))
         .map(|(path, _)| path.as_str())
         .collect();
@@ -358,12 +360,11 @@ fn unsafe_code_is_where_the_list_says() {
     assert_eq!(found, listed, "tests/tidy/unsafe_files.txt lists the files with unsafe code");
     // Every program and the library keep it out where nothing else is said.
     let is_root = |path: &str| {
-        let program = path.strip_prefix("src/bin/").map(|rest| rest.split('/').collect::<Vec<_>>());
-        path == "src/lib.rs"
-            || program.is_some_and(|parts| parts.len() == 1 || parts[1] == "main.rs")
+        let root = crate_of(path).and_then(|place| path.strip_prefix(place));
+        root.is_some_and(|inner| inner == "/lib.rs" || inner == "/main.rs")
     };
     let roots: Vec<_> = files.iter().filter(|(path, _)| is_root(path)).collect();
-    assert!(roots.len() > 2, "{roots:?}");
+    assert_eq!(roots.len(), CRATES.len());
     for (path, text) in roots {
         assert!(text.contains("#![deny(unsafe_code)]"), "{path} lets unsafe code in");
     }
@@ -401,7 +402,7 @@ mod of_the_checker {
         for text in ["use parking_lot::Mutex;", "use std::sync::{Arc, Mutex};", "std::sync::RwLock"]
         {
             assert_eq!(locks("src/plan/mod.rs", text).len(), 1, "{text}");
-            assert_eq!(locks("src/bin/a/main.rs", text), Vec::<String>::new());
+            assert_eq!(locks("programs/ringrun/main.rs", text), Vec::<String>::new());
         }
         let good = "use crate::sync::Mutex;\nuse std::sync::Arc;";
         assert_eq!(locks("src/plan/mod.rs", good), Vec::<String>::new());

@@ -6,7 +6,7 @@
 use libfuzzer_sys::fuzz_target;
 
 #[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../../src/bin/ringrun/agent"]
+#[path = "../../programs/ringrun/agent"]
 mod agent {
     pub mod children;
     pub mod environment;
@@ -14,10 +14,10 @@ mod agent {
     pub mod status_dir;
 }
 #[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../../src/bin/ringrun/placement/mod.rs"]
+#[path = "../../programs/ringrun/placement/mod.rs"]
 mod placement;
 #[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../../src/bin/ringrun/protocol"]
+#[path = "../../programs/ringrun/protocol"]
 mod protocol {
     pub mod frame;
     pub mod messages;

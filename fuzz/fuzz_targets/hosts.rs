@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 
 #[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../../src/bin/ringrun/placement/mod.rs"]
+#[path = "../../programs/ringrun/placement/mod.rs"]
 mod placement;
 use placement::hosts;
 

@@ -4,10 +4,10 @@
 use libfuzzer_sys::fuzz_target;
 
 #[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../../src/bin/ring-perf/report/json.rs"]
+#[path = "../../programs/ring-perf/report/json.rs"]
 mod json;
 #[allow(dead_code, reason = "the program's other parts are its users")]
-#[path = "../../src/bin/ring-perf/report/row.rs"]
+#[path = "../../programs/ring-perf/report/row.rs"]
 mod row;
 
 fuzz_target!(|data: &[u8]| {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 #[allow(dead_code, reason = "reports are written, here one is read")]
-#[path = "../../src/bin/ring-perf/report/json.rs"]
+#[path = "../../programs/ring-perf/report/json.rs"]
 mod json;
 mod support;
 use support::{Input, patch};

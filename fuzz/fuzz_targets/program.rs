@@ -1,7 +1,7 @@
 //! The parts of ring-perf that its parsers need, as modules of a target's own.
 #![allow(dead_code, reason = "no target uses all of it")]
 
-#[path = "../../src/bin/ring-perf/cli"]
+#[path = "../../programs/ring-perf/cli"]
 pub mod cli {
     pub mod operation;
     pub mod option_table;
@@ -9,7 +9,7 @@ pub mod cli {
     pub mod sizes;
     pub mod validate;
 }
-#[path = "../../src/bin/ring-perf/measure"]
+#[path = "../../programs/ring-perf/measure"]
 pub mod measure {
     pub mod expected_layout;
     pub mod gradient_trace;

@@ -9,10 +9,13 @@ const EXCEPTIONS: [(&str, &str); 2] = [
     ("Doubles", "64-bit lanes, in the same way"),
 ];
 
-/// Crates have names of their own: the library and its two programs.
-fn crate_of(path: &str) -> &str {
-    let programs = ["src/bin/ring-perf", "src/bin/ringrun"];
-    programs.into_iter().find(|program| path.starts_with(program)).unwrap_or("src")
+/// The folders of the library's and the programs' own code.
+pub const CRATES: [&str; 3] = ["src", "programs/ring-perf", "programs/ringrun"];
+
+/// The crate whose own code a file is.
+pub fn crate_of(path: &str) -> Option<&'static str> {
+    let is_in = |place: &&str| path.strip_prefix(place).is_some_and(|rest| rest.starts_with('/'));
+    CRATES.into_iter().find(is_in)
 }
 
 /// What only tests are compiled in; the simulators of its parts are alike.
@@ -42,10 +45,11 @@ fn defined(line: &str) -> Option<&str> {
 /// Names that several types have, with the places of all.
 pub fn twice<'a>(files: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<String> {
     let mut places: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
-    for (path, text) in files.filter(|(path, _)| path.starts_with("src/") && !is_test(path)) {
+    for (path, text) in files.filter(|(path, _)| !is_test(path)) {
+        let Some(own) = crate_of(path) else { continue };
         let tests = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
         for name in text[..tests].lines().filter_map(defined) {
-            places.entry((crate_of(path), name)).or_default().push(path);
+            places.entry((own, name)).or_default().push(path);
         }
     }
     let is_known = |name: &str| EXCEPTIONS.iter().any(|(known, _)| *known == name);
@@ -66,7 +70,7 @@ fn a_name_that_two_types_have_is_told() {
     ] {
         assert_eq!(complaints(&[lane, ("src/b.rs", other)]), ["Lane: src/a.rs, src/b.rs"]);
         // Of another crate, and of tests.
-        assert!(complaints(&[lane, ("src/bin/ringrun/b.rs", other)]).is_empty());
+        assert!(complaints(&[lane, ("programs/ringrun/b.rs", other)]).is_empty());
         assert!(complaints(&[lane, ("src/sim/b.rs", other)]).is_empty());
         let text = format!("#[cfg(test)]\nmod tests {{\n{other}\n");
         assert!(complaints(&[lane, ("src/b.rs", &text)]).is_empty());

@@ -3,6 +3,7 @@
 //! A room is a folder, or a file beside it. What tests are compiled in may name any.
 
 use super::code;
+use super::names::crate_of;
 
 /// The most files of a folder: a listing of so many answers where something is.
 const MOST_FILES: usize = 12;
@@ -63,9 +64,9 @@ const HOUSES: [(&str, &[&str]); 6] = [
             "tcp",
         ],
     ),
-    ("src/bin/ring-perf", &["cli", "ranks", "measure", "report", "model", "run", "gpu", "main"]),
+    ("programs/ring-perf", &["cli", "ranks", "measure", "report", "model", "run", "gpu", "main"]),
     (
-        "src/bin/ringrun",
+        "programs/ringrun",
         &["sys", "placement", "protocol", "agent", "tools", "cli", "launcher", "main"],
     ),
 ];
@@ -73,11 +74,11 @@ const HOUSES: [(&str, &[&str]); 6] = [
 /// A communicator keeps its thread, whose work names communicators.
 const EXCEPTIONS: [(&str, &str); 1] = [("src/communicator/mod.rs", "enqueue")];
 
-/// The folders of src with more files than one may have.
+/// The folders of code with more files than one may have.
 pub fn crowded<'a>(paths: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut folders = std::collections::BTreeMap::new();
-    for path in paths.filter(|path| path.starts_with("src/")) {
-        let (folder, _) = path.rsplit_once('/').expect("src is a folder");
+    for path in paths.filter(|path| crate_of(path).is_some()) {
+        let (folder, _) = path.rsplit_once('/').expect("in a crate's folder");
         *folders.entry(folder).or_insert(0) += 1;
     }
     let crowded = folders.into_iter().filter(|(_, files)| *files > MOST_FILES);
@@ -145,11 +146,9 @@ fn paths_from(text: &str) -> Vec<Vec<String>> {
 
 /// The module that a file is, from its crate's root.
 fn module_of(path: &str) -> Vec<String> {
-    let inner = path.strip_prefix("src/").unwrap_or(path).trim_end_matches(".rs");
+    let inner = crate_of(path).and_then(|place| path.strip_prefix(place)).unwrap_or(path);
+    let inner = inner.trim_start_matches('/').trim_end_matches(".rs");
     let mut parts: Vec<String> = inner.split('/').map(String::from).collect();
-    if parts[0] == "bin" {
-        parts.drain(..2);
-    }
     parts.pop_if(|last| ["mod", "main", "lib"].contains(&last.as_str()));
     parts
 }
@@ -251,8 +250,8 @@ mod of_the_checker {
             ("src/bootstrap/tcp/listener.rs", "use crate::bootstrap::UniqueId;"),
             ("src/executor/links/mod.rs", "use super::direct::run::Base;"),
             ("src/transport/fifo.rs", "fn f() { super::tcp::g() }"),
-            ("src/bin/ringrun/protocol/frame.rs", "use crate::agent::environment::A;"),
-            ("src/bin/ring-perf/cli/sizes.rs", "use crate::say;"),
+            ("programs/ringrun/protocol/frame.rs", "use crate::agent::environment::A;"),
+            ("programs/ring-perf/cli/sizes.rs", "use crate::say;"),
         ];
         for (path, text) in bad {
             assert_eq!(floors(path, text).len(), 1, "{path}: {text}");
@@ -274,8 +273,8 @@ mod of_the_checker {
             ),
             ("src/communicator/control_plane/tests/gossip.rs", "use crate::communicator::init;"),
             ("src/executor/host.rs", "use super::links::Links;"),
-            ("src/bin/ring-perf/main.rs", "mod run;\nuse run::launch;"),
-            ("src/bin/ring-perf/run/mod.rs", "use ringcomm::gpu::A;\nuse crate::cli::sizes;"),
+            ("programs/ring-perf/main.rs", "mod run;\nuse run::launch;"),
+            ("programs/ring-perf/run/mod.rs", "use ringcomm::gpu::A;\nuse crate::cli::sizes;"),
         ];
         for (path, text) in good {
             assert_eq!(floors(path, text), Vec::<String>::new(), "{path}: {text}");

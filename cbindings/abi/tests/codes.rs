@@ -62,7 +62,7 @@ const LATER: [i32; 2] = [47, 227];
 
 #[test]
 fn tests_answer_every_code_of_the_header() {
-    let source = ringcomm_abi::root().join("tests/cuda/codes.rs");
+    let source = ringcomm_abi::root().join("programs/tests/cuda/codes.rs");
     let source = std::fs::read_to_string(source).expect("the tests of codes");
     let (_, list) = source.split_once("let codes = [").expect("the list");
     let (list, _) = list.split_once("];").expect("its end");

@@ -3,6 +3,7 @@
 //! The ranks of a job are this test binary again, started by ringrun with the name of the test and
 //! told by a variable what to do.
 
+#[path = "../../tests/support/mod.rs"]
 mod support;
 
 use ringcomm::bootstrap::rendezvous::detect;

@@ -4,7 +4,7 @@
 
 mod job;
 mod remote;
-#[path = "../support/skips.rs"]
+#[path = "../../../tests/support/skips.rs"]
 mod skips;
 mod ssh;
 

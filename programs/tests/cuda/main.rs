@@ -31,7 +31,7 @@ mod processes;
 mod rows;
 mod streams;
 mod stress;
-#[path = "../support/mod.rs"]
+#[path = "../../../tests/support/mod.rs"]
 mod support;
 mod together;
 

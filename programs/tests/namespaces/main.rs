@@ -10,7 +10,7 @@ mod lab;
 mod parted;
 mod shrunk;
 mod shut;
-#[path = "../support/mod.rs"]
+#[path = "../../../tests/support/mod.rs"]
 mod support;
 
 use lab::{HOSTS, Lab, Trouble};

@@ -272,9 +272,9 @@ fn add(a: &mut [Wide], b: &[Wide], c: &[Wide]) {
     }
 }
 
-/// Where the library's sources were last compiled; see `build.rs`.
+/// Where the library's sources were last compiled.
 pub fn commit() -> Value {
-    option_env!("RINGCOMM_GIT_COMMIT").map_or(Value::Null, Value::from)
+    ringcomm::COMMIT.map_or(Value::Null, Value::from)
 }
 
 #[cfg(test)]

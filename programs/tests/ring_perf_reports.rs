@@ -159,7 +159,7 @@ fn a_comparison_says_what_moved_otherwise() {
 #[test]
 fn the_traces_have_the_published_numbers_of_parameters() {
     for (file, parameters) in [("resnet50.txt", 25_557_032), ("gpt2-small.txt", 124_439_808)] {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/traces").join(file);
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/traces").join(file);
         let text = std::fs::read_to_string(&path).unwrap();
         let total: usize = text
             .lines()
@@ -172,7 +172,7 @@ fn the_traces_have_the_published_numbers_of_parameters() {
 
 #[test]
 fn a_trace_is_one_step_of_bucketed_all_reduces() {
-    let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/traces/resnet50.txt");
+    let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/traces/resnet50.txt");
     let run = format!("-t 2 --trace {} --probe 0 -n 1 -w 0", trace.display());
     let (table, _) = expect(0, &run);
     assert!(table.contains("25557032 float in 5 buckets of 7.8 "), "{table}");
