@@ -3,11 +3,12 @@
 
 #[path = "../../programs/ring-perf/cli"]
 pub mod cli {
+    pub mod nccl_tests;
     pub mod operation;
-    pub mod option_table;
     pub mod options;
     pub mod sizes;
     pub mod validate;
+    pub mod values;
 }
 #[path = "../../programs/ring-perf/measure"]
 pub mod measure {

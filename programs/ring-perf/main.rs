@@ -14,8 +14,8 @@ mod ranks;
 mod report;
 mod run;
 
-use cli::options::{Options, Parsed};
-use cli::outcome::{Failure, Status, complain, say};
+use cli::options::Options;
+use cli::outcome::{Failure, Status, complain};
 use std::process::ExitCode;
 
 fn begin(options: &Options) -> Status {
@@ -34,27 +34,18 @@ fn begin(options: &Options) -> Status {
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let status = match cli::options::parse(&arguments) {
-        Ok(Parsed::Help) => {
-            say(cli::option_table::help().trim_end());
-            Status::Fine
+    let options = match cli::options::parse(&arguments) {
+        Ok(options) => options,
+        Err(answer) => {
+            // The help and the version come so, too; a reader that has gone away needs none.
+            let _ = answer.print();
+            return ExitCode::from(answer.exit_code() as u8);
         }
-        Ok(Parsed::Version) => {
-            say(&format!("ring-perf {}", env!("CARGO_PKG_VERSION")));
-            Status::Fine
-        }
-        Ok(Parsed::Run(options)) => {
-            // A job that cannot be joined says so when it is.
-            let launched =
-                ranks::job::found(&options).map(|job| job.map_or(usize::MAX, |job| job.nranks));
-            match options.has_its_root(launched) {
-                Ok(()) => begin(&options),
-                Err(text) => {
-                    complain(&text);
-                    Status::BadOption
-                }
-            }
-        }
+    };
+    // A job that cannot be joined says so when it is.
+    let launched = ranks::job::found(&options).map(|job| job.map_or(usize::MAX, |job| job.nranks));
+    let status = match options.has_its_root(launched) {
+        Ok(()) => begin(&options),
         Err(text) => {
             complain(&text);
             Status::BadOption

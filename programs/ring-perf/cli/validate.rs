@@ -178,10 +178,10 @@ impl Options {
     /// An option that changes nothing is a misunderstanding, which a table must not hide.
     fn all_have_an_effect(&self) -> Result<(), String> {
         let idle = IDLE.iter().filter(|idle| (idle.beside)(self)).find_map(|idle| {
-            let is_one = |(_, long): &&(String, &str)| idle.options.contains(long);
-            self.given.iter().find(is_one).map(|(name, _)| (name, idle.why))
+            let is_one = |name: &&String| idle.options.contains(&name.as_str());
+            self.given.iter().find(is_one).map(|name| (name, idle.why))
         });
-        idle.map_or(Ok(()), |(name, why)| Err(format!("{name} has no effect {why}")))
+        idle.map_or(Ok(()), |(name, why)| Err(format!("--{name} has no effect {why}")))
     }
 
     /// Of types and reductions that are asked for by name, each goes with each. The types of a
@@ -227,14 +227,11 @@ impl Options {
 
 #[cfg(test)]
 mod tests {
-    use crate::cli::options::{Options, Parsed, parse};
+    use crate::cli::options::{Options, parse};
 
     fn run(arguments: &str) -> Result<Options, String> {
         let arguments: Vec<String> = arguments.split_whitespace().map(str::to_string).collect();
-        match parse(&arguments)? {
-            Parsed::Run(options) => Ok(*options),
-            _ => panic!("not a run"),
-        }
+        parse(&arguments).map_err(|refusal| refusal.to_string())
     }
 
     fn refused(arguments: &str, why: &str) {

@@ -3,8 +3,8 @@
 
 use super::expected_layout::Cell;
 use crate::cli::operation::Operation;
-use crate::cli::option_table::data_type;
 use crate::cli::options::Options;
+use crate::cli::values::data_type;
 use ringcomm::plan::partition::Extent;
 use ringcomm::types::DataType;
 

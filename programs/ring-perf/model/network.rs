@@ -51,7 +51,7 @@ impl Network {
                 "beta" => network.beta_gbs = real("GB/s")?,
                 "memory" => network.memory_gbs = real("GB/s")?,
                 "slot" => {
-                    let size = crate::cli::option_table::size(value).ok();
+                    let size = crate::cli::values::size(value).ok();
                     let needs = format!("--network: {field:?} needs a size from {LEAST_SLOT} on");
                     network.slot_bytes = size.filter(|bytes| *bytes >= LEAST_SLOT).ok_or(needs)?;
                 }
