@@ -51,14 +51,6 @@ fn begin(options: Options) -> u8 {
 fn main() -> ExitCode {
     let arguments: Vec<std::ffi::OsString> = std::env::args_os().skip(1).collect();
     let status = match cli::options::parse(&arguments) {
-        Ok(Parsed::Help) => {
-            say(&cli::option_table::help());
-            0
-        }
-        Ok(Parsed::Version) => {
-            say(&format!("ringrun {}", env!("CARGO_PKG_VERSION")));
-            0
-        }
         Ok(Parsed::Status(wanted)) => match tools::status::answer(&wanted) {
             Ok(text) => {
                 say(&text);
@@ -72,9 +64,10 @@ fn main() -> ExitCode {
         Ok(Parsed::CheckRank) => tools::check::serve(),
         Ok(Parsed::Agent(ports)) => u8::from(!agent::serve(ports).unwrap_or(false)),
         Ok(Parsed::Run(options)) => begin(*options),
-        Err(text) => {
-            complain(&text);
-            BAD_OPTION
+        Err(answer) => {
+            // The help and the version come so, too; a reader that has gone away needs none.
+            let _ = answer.print();
+            answer.exit_code() as u8
         }
     };
     ExitCode::from(status)

@@ -1,4 +1,5 @@
 //! The command line: options, hosts, and which rank is placed where.
 
-pub(super) mod option_table;
+mod help;
 pub(super) mod options;
+mod values;

@@ -1,100 +1,133 @@
-//! The command line: mpirun's and horovodrun's spellings, in one table.
+//! The command line: mpirun's and horovodrun's spellings.
 //!
-//! Options end where the program's name begins; everything from there on is the program's.
+//! An option is a field, and the field's comment is its help. Options end where the program's name
+//! begins; everything from there on is the program's.
 
-use super::option_table::OPTIONS;
-use crate::placement::hosts::Host;
-use crate::tools::check;
+use super::help;
+use super::values::{interfaces, number, one_or_more, pair, port, read_hosts, seconds, variable};
+use crate::placement::hosts::{self, Host};
 use crate::tools::status::Wanted;
+use crate::tools::{check, check_pairs};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Command, CommandFactory, FromArgMatches, Parser};
 use ringcomm::config::ports;
-use ringcomm::suggest::nearest;
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Whether lines of output say whose they are.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Tagging {
     /// Unless the job is a single rank on this machine.
+    #[default]
     Automatic,
     Always,
     Never,
 }
 
+/// A list that one value holds. To clap a `Vec` is an option given several times.
+type HostList = Vec<Host>;
+
+/// A variable to forward; without a value, the launcher's own.
+pub type Forwarded = (String, Option<String>);
+
 /// What the command line asked for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Parser)]
+#[command(name = "ringrun", version, about = help::BEGINNING, after_help = help::end())]
+#[command(help_template = "{about}\n{options}{after-help}", args_override_self = true)]
+#[command(override_usage = "ringrun [OPTION...] [--] PROGRAM [ARGUMENT...]")]
 pub struct Options {
+    /// ranks (default: every slot; here, every core); -np, too
+    #[arg(short = 'n', long = "np", value_name = "N", value_parser = one_or_more)]
     pub ranks: Option<usize>,
-    pub hosts: Option<Vec<Host>>,
-    /// Variables to forward; without a value, the launcher's own.
-    pub variables: Vec<(String, Option<String>)>,
+    /// hosts, filled in this order (default: here)
+    #[arg(short = 'H', long = "hosts", visible_alias = "host", value_name = "HOST:SLOTS,...")]
+    #[arg(value_parser = hosts::parse_list)]
+    pub lists: Vec<HostList>,
+    /// the same, in lines of `host slots=N`
+    #[arg(long = "hostfile", visible_alias = "machinefile", value_name = "FILE")]
+    #[arg(value_parser = read_hosts)]
+    pub files: Vec<HostList>,
+    #[arg(skip)]
+    pub hosts: Option<HostList>,
+    /// set a variable for every rank
+    #[arg(short = 'x', long = "env", value_name = "NAME[=VALUE]", value_parser = variable)]
+    pub variables: Vec<Forwarded>,
+    /// as -x RINGCOMM_SOCKET_IFNAME==NAME,...
+    #[arg(long = "network-interface", visible_alias = "network-interfaces")]
+    #[arg(value_name = "NAME,...", value_parser = interfaces)]
+    pub interfaces: Vec<Forwarded>,
+    /// directory of the ranks (default: this one)
+    #[arg(long = "wdir", value_name = "DIR")]
     pub directory: Option<String>,
+    /// prefix the output of a single rank too
+    #[arg(long, overrides_with = "no_prefix")]
+    pub tag_output: bool,
+    /// no prefix; ranks here write to the terminal itself
+    #[arg(long, overrides_with = "tag_output")]
+    pub no_prefix: bool,
+    #[arg(skip)]
     pub tagging: Tagging,
+    /// begin every line with the time (UTC)
+    #[arg(long)]
     pub timestamp: bool,
+    /// also write DIR/rank.N/stdout and stderr
+    #[arg(long = "output-filename", value_name = "DIR")]
     pub output_folder: Option<PathBuf>,
+    /// when a rank fails, the others go on
+    #[arg(long)]
     pub keep_going: bool,
+    /// start a failed job anew so often (default 0)
+    #[arg(long, value_name = "N", value_parser = number)]
+    #[arg(default_value = "0", hide_default_value = true)]
     pub max_restarts: usize,
+    // Long enough to write a small checkpoint, a third of what Slurm gives.
+    /// from asking to killing (default 10)
+    #[arg(long = "kill-grace", value_name = "SECONDS", value_parser = seconds)]
+    #[arg(default_value = "10", hide_default_value = true)]
     pub grace: Duration,
+    // A login over a slow name service takes seconds; ten times that is no login.
+    /// for reaching the hosts (default 60)
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(default_value = "60", hide_default_value = true)]
     pub start_timeout: Duration,
+    /// MASTER_ADDR (default: the first host's)
+    #[arg(long = "master-addr", value_name = "ADDRESS")]
     pub address: Option<String>,
+    /// MASTER_PORT (default: one that is free)
+    #[arg(long = "master-port", value_name = "PORT", value_parser = port)]
     pub port: Option<u16>,
+    /// remote shell (default ssh; also RINGCOMM_SSH)
+    #[arg(long, value_name = "COMMAND")]
     pub ssh_command: Option<String>,
+    /// port of the hosts' ssh
+    #[arg(short = 'p', long, value_name = "PORT", value_parser = port)]
     pub ssh_port: Option<u16>,
+    /// key to log in with
+    #[arg(short = 'i', long = "ssh-identity-file", value_name = "FILE")]
     pub ssh_identity: Option<String>,
+    /// ringrun on the other hosts (default: as here)
+    #[arg(long, value_name = "FILE")]
     pub remote_path: Option<String>,
-    pub dry_run: bool,
-    /// Measure every pair of ranks instead of running a program.
+    /// run no program: measure every pair of ranks
+    #[arg(long)]
     pub check: bool,
-    /// Of the hosts, only these two, with a rank each.
+    // Of the hosts, only these two, with a rank each.
+    #[arg(long = &check_pairs::ARGUMENT[2..], value_name = "LOW,HIGH", hide = true)]
+    #[arg(value_parser = pair)]
     pub pair: Option<(usize, usize)>,
+    /// print who would start where, and with what
+    #[arg(long)]
+    pub dry_run: bool,
+    #[arg(skip)]
     pub command: Vec<OsString>,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options {
-            ranks: None,
-            hosts: None,
-            variables: Vec::new(),
-            directory: None,
-            tagging: Tagging::Automatic,
-            timestamp: false,
-            output_folder: None,
-            keep_going: false,
-            max_restarts: 0,
-            // Long enough to write a small checkpoint, a third of what Slurm gives.
-            grace: Duration::from_secs(10),
-            // A login over a slow name service takes seconds; ten times that is no login.
-            start_timeout: Duration::from_secs(60),
-            address: None,
-            port: None,
-            ssh_command: None,
-            ssh_port: None,
-            ssh_identity: None,
-            remote_path: None,
-            dry_run: false,
-            check: false,
-            pair: None,
-            command: Vec::new(),
-        }
+        Options::parse_from(["ringrun"])
     }
-}
-
-/// How an option takes a value.
-#[derive(Clone, Copy, PartialEq)]
-pub enum Takes {
-    Nothing,
-    Value(&'static str),
-}
-
-/// One option of the table.
-pub struct Entry {
-    /// Every spelling, the one for the help text's first column first.
-    pub names: &'static [&'static str],
-    pub takes: Takes,
-    pub help: &'static str,
-    pub set: fn(&mut Options, &str) -> Result<(), String>,
 }
 
 /// What makes this program an agent; with `=20000-20100` behind it, one that looks for ports there.
@@ -104,8 +137,6 @@ pub const AGENT: &str = "--agent";
 #[derive(Debug)]
 pub enum Parsed {
     Run(Box<Options>),
-    Help,
-    Version,
     /// What the ranks of a job that runs already are doing.
     Status(Wanted),
     /// This process serves a launcher, whose ranks listen on these ports if it says so.
@@ -114,63 +145,108 @@ pub enum Parsed {
     CheckRank,
 }
 
-pub fn parse(arguments: &[OsString]) -> Result<Parsed, String> {
-    let mut options = Options::default();
-    let mut rest = arguments.iter();
-    let mut is_marked = false;
-    while let Some(argument) = rest.next() {
-        let bytes = argument.as_encoded_bytes();
-        if !bytes.starts_with(b"-") || bytes == b"-" {
-            options.command = std::iter::once(argument).chain(rest).cloned().collect();
+/// What the arguments ask for; or what to print in its place, with an exit status.
+pub fn parse(arguments: &[OsString]) -> Result<Parsed, clap::Error> {
+    let mut command = Options::command();
+    let name = OsString::from("ringrun");
+    let (words, rest) = split(&command, arguments);
+    let first = rest.first().and_then(|word| word.to_str()).unwrap_or("");
+    let (inner, attached) = match first.split_once('=') {
+        Some((inner, value)) => (inner, Some(value)),
+        None => (first, None),
+    };
+    match inner {
+        check::ARGUMENT => return Ok(Parsed::CheckRank),
+        AGENT => {
+            let ports = attached.map(ports).transpose();
+            let told = |why| command.error(ErrorKind::ValueValidation, why);
+            return ports.map(Parsed::Agent).map_err(told);
+        }
+        STATUS => {
+            let words = std::iter::once("ringrun --status".into()).chain(rest[1..].to_vec());
+            return Wanted::try_parse_from(words).map(Parsed::Status);
+        }
+        _ => {}
+    }
+    let is_marked = first == "--";
+    let matches = command.try_get_matches_from_mut(std::iter::once(name).chain(words));
+    let matches = matches.map_err(|error| elsewhere(&mut command, error))?;
+    let mut options = Options::from_arg_matches(&matches)?;
+    options.command = rest[usize::from(is_marked)..].to_vec();
+    let finished = options.finished().and_then(|options| {
+        if !is_marked {
+            one_program(&command, &options.command)?;
+        }
+        Ok(Parsed::Run(Box::new(options)))
+    });
+    finished.map_err(|why| command.error(ErrorKind::ValueValidation, why))
+}
+
+const STATUS: &str = "--status";
+
+/// What mpirun and horovodrun write with one dash; clap wants two.
+const ONE_DASH: [&str; 9] = [
+    "-np",
+    "-host",
+    "-hostfile",
+    "-wdir",
+    "-oversubscribe",
+    "-mca",
+    "-genv",
+    "-bind-to",
+    "-map-by",
+];
+
+/// The options, as clap has them, and what follows: a program, `--` before one, or what makes this
+/// program another one.
+fn split<'a>(command: &Command, arguments: &'a [OsString]) -> (Vec<OsString>, &'a [OsString]) {
+    let mut words = Vec::new();
+    let mut rest = arguments;
+    while let [word, after @ ..] = rest {
+        let bytes = word.as_encoded_bytes();
+        let name = word.to_str().unwrap_or("").split('=').next().unwrap_or("");
+        let is_end = ["--", STATUS, AGENT, check::ARGUMENT].contains(&name);
+        if !bytes.starts_with(b"-") || bytes == b"-" || is_end {
             break;
         }
-        let text = argument.to_str().ok_or("an option that is not UTF-8")?;
-        match text {
-            "-h" | "--help" => return Ok(Parsed::Help),
-            "-V" | "--version" => return Ok(Parsed::Version),
-            check::ARGUMENT => return Ok(Parsed::CheckRank),
-            "--status" => return wanted(rest.as_slice()).map(Parsed::Status),
-            "--" => {
-                is_marked = true;
-                options.command = rest.cloned().collect();
-                break;
-            }
-            _ => {}
+        let mut spelled = OsString::from(if ONE_DASH.contains(&name) { "-" } else { "" });
+        spelled.push(word);
+        rest = after;
+        if known(command, spelled.to_str().unwrap_or("")) == Some(true)
+            && let [value, after @ ..] = rest
+        {
+            words.extend([spelled, value.clone()]);
+            rest = after;
+        } else {
+            words.push(spelled);
         }
-        let (name, attached) = match text.split_once('=') {
-            Some((name, value)) => (name, Some(value)),
-            None => (text, None),
-        };
-        if name == AGENT {
-            return Ok(Parsed::Agent(attached.map(ports).transpose()?));
+    }
+    (words, rest)
+}
+
+/// Whether the word behind an option is its value; nothing where there is no such option.
+fn known(command: &Command, word: &str) -> Option<bool> {
+    let name = word.split('=').next().unwrap_or("");
+    let is_named = |arg: &&clap::Arg| match name.strip_prefix("--") {
+        Some(long) => {
+            let aliases = arg.get_all_aliases().unwrap_or_default();
+            arg.get_long() == Some(long) || aliases.contains(&long)
         }
-        let entry = find(name)?;
-        let value = match (entry.takes, attached) {
-            (Takes::Nothing, None) => "",
-            (Takes::Nothing, Some(_)) => return Err(format!("{name} takes no value")),
-            (Takes::Value(_), Some(value)) => value,
-            (Takes::Value(what), None) => {
-                let next = rest.next().ok_or_else(|| format!("{name} needs {what}"))?;
-                next.to_str().ok_or_else(|| format!("{name}: its value is not UTF-8"))?
-            }
-        };
-        (entry.set)(&mut options, value).map_err(|why| format!("{name} {value}: {why}"))?;
-    }
-    options.consistent()?;
-    if !is_marked {
-        one_program(&options.command)?;
-    }
-    Ok(Parsed::Run(Box::new(options)))
+        None => name.len() == 2 && arg.get_short() == name.chars().nth(1),
+    };
+    let arg = command.get_arguments().find(is_named)?;
+    Some(arg.get_action().takes_values() && name == word)
 }
 
 /// mpirun's colon begins another program, with options of its own. To ringrun it is an argument, as
 /// it is to many programs; where options follow it, somebody meant mpirun's.
-fn one_program(command: &[OsString]) -> Result<(), String> {
-    let begins = |pair: &[OsString]| {
-        let name = pair[1].to_str().unwrap_or("").split('=').next().unwrap_or("");
-        pair[0] == ":" && name.starts_with('-') && find(name).is_ok()
+fn one_program(command: &Command, words: &[OsString]) -> Result<(), String> {
+    let begins = |two: &[OsString]| {
+        let (options, _) = split(command, &two[1..]);
+        let name = options.first().and_then(|name| name.to_str());
+        two[0] == ":" && name.is_some_and(|name| known(command, name).is_some())
     };
-    match command.windows(2).any(begins) {
+    match words.windows(2).any(begins) {
         true => {
             Err("ringrun runs one program: there is no other behind a colon, as mpirun has it; \
                      start a script that asks for RANK (or write -- before the program, if the \
@@ -181,34 +257,21 @@ fn one_program(command: &[OsString]) -> Result<(), String> {
     }
 }
 
-/// What follows `--status`.
-fn wanted(arguments: &[OsString]) -> Result<Wanted, String> {
-    let mut wanted = Wanted::default();
-    let mut rest = arguments.iter();
-    while let Some(argument) = rest.next() {
-        match argument.to_str().unwrap_or("") {
-            "--json" => wanted.json = true,
-            "--trace" => {
-                let path = rest.next().ok_or("--trace needs FILE")?;
-                wanted.trace = Some(path.into());
-            }
-            job if wanted.job.is_none() && !job.is_empty() && !job.starts_with('-') => {
-                wanted.job = Some(job.to_string());
-            }
-            _ => {
-                return Err(format!(
-                    "--status does not know {}; it takes a job or a process, --json, --trace FILE",
-                    argument.to_string_lossy()
-                ));
-            }
-        }
-    }
-    Ok(wanted)
-}
-
 impl Options {
-    /// What makes no sense together.
-    fn consistent(&self) -> Result<(), String> {
+    /// With what several options amount to, where they go together.
+    fn finished(mut self) -> Result<Options, String> {
+        let mut hosts = self.lists.drain(..).chain(self.files.drain(..));
+        self.hosts = hosts.next();
+        if hosts.next().is_some() {
+            return Err("the hosts were given already; use one -H or one --hostfile".into());
+        }
+        drop(hosts);
+        self.variables.append(&mut self.interfaces);
+        self.tagging = match (self.check || self.no_prefix, self.tag_output) {
+            (true, _) => Tagging::Never,
+            (false, true) => Tagging::Always,
+            (false, false) => Tagging::Automatic,
+        };
         if self.check && !self.command.is_empty() {
             return Err("--check runs no program: leave it out".into());
         }
@@ -220,41 +283,30 @@ impl Options {
                         choose one"
                 .into());
         }
-        Ok(())
+        Ok(self)
     }
 }
 
 /// What mpirun and horovodrun have and ringrun does not, and what to do instead.
 const ELSEWHERE: &[(&[&str], &str)] = &[
     (&["--verbose", "-v"], "use -x RINGCOMM_DEBUG=2"),
-    (&["--oversubscribe", "-oversubscribe"], "leave it out, hosts take as many ranks as -H says"),
-    (&["-mca", "--mca", "-genv"], "settings are variables RINGCOMM_..., given with -x"),
-    (&["--bind-to", "-bind-to", "--map-by", "-map-by"], "leave it out, ranks are bound to no core"),
+    (&["--oversubscribe"], "leave it out, hosts take as many ranks as -H says"),
+    (&["--mca", "--genv"], "settings are variables RINGCOMM_..., given with -x"),
+    (&["--bind-to", "--map-by"], "leave it out, ranks are bound to no core"),
     (&["--allow-run-as-root"], "leave it out, nothing is needed for that"),
     (&["--gloo", "--mpi", "--use-gloo", "--use-mpi"], "leave it out, there is one way to start"),
 ];
 
-fn find(name: &str) -> Result<&'static Entry, String> {
-    let same = |entry: &&Entry| entry.names.contains(&name);
-    OPTIONS.iter().find(same).ok_or_else(|| {
-        // Compared without their dashes, of which mpirun and horovodrun want one or two.
-        let all: Vec<&str> = OPTIONS
-            .iter()
-            .flat_map(|entry| entry.names)
-            .copied()
-            .chain(["--help", "--version"])
-            .filter(|name| name.trim_start_matches('-').len() > 1)
-            .collect();
-        let bare: Vec<&str> = all.iter().map(|name| name.trim_start_matches('-')).collect();
-        let guess = nearest(name.trim_start_matches('-'), &bare)
-            .and_then(|near| bare.iter().position(|bare| *bare == near))
-            .map(|at| format!("; did you mean {}?", all[at]));
-        if let Some((_, instead)) = ELSEWHERE.iter().find(|(names, _)| names.contains(&name)) {
-            return format!("ringrun has no {name}: {instead}");
+/// What to do without an option that only others have.
+fn elsewhere(command: &mut Command, error: clap::Error) -> clap::Error {
+    let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidArg) else { return error };
+    match ELSEWHERE.iter().find(|(names, _)| names.contains(&name.as_str())) {
+        Some((_, instead)) if error.kind() == ErrorKind::UnknownArgument => {
+            let text = format!("ringrun has no {name}: {instead}");
+            command.error(ErrorKind::UnknownArgument, text)
         }
-        let help = "; ringrun --help lists them all".to_string();
-        format!("there is no option {name}{}", guess.unwrap_or(help))
-    })
+        _ => error,
+    }
 }
 
 #[cfg(test)]
@@ -263,7 +315,7 @@ mod tests {
 
     fn run(text: &str) -> Result<Options, String> {
         let arguments: Vec<OsString> = text.split_whitespace().map(OsString::from).collect();
-        match parse(&arguments)? {
+        match parse(&arguments).map_err(|refusal| refusal.to_string())? {
             Parsed::Run(options) => Ok(*options),
             other => panic!("{other:?}"),
         }
@@ -296,18 +348,18 @@ mod tests {
     #[test]
     fn a_slip_is_answered_with_the_nearest_name() {
         for (text, wanted) in [
-            ("--hostfil x p", "did you mean --hostfile?"),
-            ("--max-restart 2 p", "did you mean --max-restarts?"),
-            ("--kep-going p", "did you mean --keep-going?"),
-            ("-q p", "ringrun --help"),
-            ("-np", "-np needs N"),
-            ("-np none p", "-np none: is not a whole number"),
+            ("--hostfil x p", "'--hostfile'"),
+            ("--max-restart 2 p", "'--max-restarts'"),
+            ("--kep-going p", "'--keep-going'"),
+            ("-q p", "unexpected argument '-q'"),
+            ("-np", "a value is required for '--np <N>'"),
+            ("-np none p", "is not a whole number"),
             ("-np 0 p", "at least 1"),
-            ("--keep-going=1 p", "takes no value"),
+            ("--keep-going=1 p", "unexpected value '1' for '--keep-going'"),
             ("--keep-going --max-restarts 1 p", "choose one"),
             ("-n 2", "no program"),
             ("--check p", "leave it out"),
-            ("--status --jso", "does not know --jso"),
+            ("--status --jso", "unexpected argument '--jso'"),
             ("-x RANK=3 p", "sets RANK"),
             ("--verbose -np 2 p", "use -x RINGCOMM_DEBUG=2"),
             ("-np 2 --oversubscribe p", "as many ranks as -H says"),

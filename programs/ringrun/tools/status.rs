@@ -11,11 +11,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// What of the ranks is wanted.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq, clap::Parser)]
 pub struct Wanted {
-    /// A job's name, or a process of it: ringrun, an agent or a rank.
+    /// a job's name, or a process of it: ringrun, an agent or a rank (default: the newest job)
+    #[arg(value_name = "JOB|PID")]
     pub job: Option<String>,
+    /// print everything that the ranks tell, as JSON
+    #[arg(long)]
     pub json: bool,
+    /// write what the ranks did last, for Perfetto
+    #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 }
 

@@ -450,10 +450,10 @@ fn a_reader_that_sleeps_holds_up_the_output_and_no_signal() {
 #[test]
 fn bad_options_exit_with_2_and_a_suggestion() {
     for (options, wanted) in [
-        (&["--hostfil", "x"][..], "did you mean --hostfile?"),
-        (&["--max-restart", "1"], "did you mean --max-restarts?"),
-        (&["-q"], "there is no option -q; ringrun --help"),
-        (&["-np", "0"], "-np 0: must be at least 1"),
+        (&["--hostfil", "x"][..], "'--hostfile'"),
+        (&["--max-restart", "1"], "'--max-restarts'"),
+        (&["-q"], "unexpected argument '-q'"),
+        (&["-np", "0"], "must be at least 1"),
         (&["-np", "5", "-H", "a:2,b:2"], "the hosts have 4 slots"),
         (&["-H", "a:many"], "\"many\" is not a number of slots"),
         (&["--hostfile", "/nowhere/hosts"], "/nowhere/hosts: No such file"),
@@ -469,8 +469,7 @@ fn bad_options_exit_with_2_and_a_suggestion() {
 #[test]
 fn help_version_and_dry_run_start_nothing() {
     let help = run(&["--help"], "").expect(0).out;
-    for text in ["-np, -n, --np N", "-H, --hosts", "SLURM_PROCID", "OMP_NUM_THREADS=1", "torchrun"]
-    {
+    for text in ["-n, --np <N>", "-H, --hosts", "SLURM_PROCID", "OMP_NUM_THREADS=1", "torchrun"] {
         assert!(help.contains(text), "{text}\n{help}");
     }
     let version = run(&["--version"], "").expect(0).out;
