@@ -345,10 +345,10 @@ fn every_operation_is_simulated_for_as_many_ranks_as_there_may_be() {
         assert_eq!(tables.len(), 16, "{table}");
         assert!(tables.iter().all(|one| !rows(one).is_empty()), "{table}");
         let report = std::fs::read_to_string(&json).unwrap();
-        let marked = |row: &&str| row.contains("\"mode\": \"modelled\"");
+        let marked = |row: &&str| row.contains("\"mode\":\"modelled\"");
         let marked: Vec<&str> = report.lines().filter(marked).collect();
         for row in &marked {
-            let known = modelled.iter().any(|op| row.contains(&format!("\"op\": \"{op}\"")));
+            let known = modelled.iter().any(|op| row.contains(&format!("\"op\":\"{op}\"")));
             assert!(known, "{row}");
         }
         assert!(!marked.is_empty());

@@ -15,8 +15,6 @@ use crate::cli::operation::Operation;
 use crate::cli::options::Options;
 use crate::cli::outcome::{Failure, Status, say};
 use crate::ranks::job;
-use crate::report::json::{Value, object};
-use crate::report::machine::commit;
 use crate::run::worker;
 use bench::{Bench, GpuCell, GpuTimes};
 use copy_bandwidth::Bandwidth;
@@ -29,6 +27,7 @@ use ringcomm::device::cuda::Device;
 use ringcomm::executor::device_pieces::{PieceShape, RankBuffers, pieces};
 use ringcomm::plan::Collective;
 use ringcomm::types::ReduceOp;
+use serde_json::{Value, json};
 use std::fs;
 use std::sync::Arc;
 
@@ -69,20 +68,20 @@ pub fn run(options: &Options, ndevices: usize) -> Result<Status, Failure> {
         rows.push(report(&cell, &times, &bounds, scope));
         // After every row: who runs out of time has what came before.
         if let Some(path) = &options.json {
-            let whole = object([
-                ("commit", commit()),
-                ("command", options.arguments.join(" ").as_str().into()),
-                ("device", name.as_str().into()),
-                ("devices", ngpus.into()),
-                ("hosts", nhosts.into()),
-                ("ranks", nranks.into()),
-                ("processes", if found.is_some() { nranks } else { 1 }.into()),
-                ("scope", scope.into()),
-                ("copy_driver_gbps", bandwidth.driver.into()),
-                ("copy_kernel_gbps", bandwidth.kernel.into()),
-                ("copy_link_gbps", link.map_or(Value::Null, Value::from)),
-                ("rows", Value::List(rows.clone())),
-            ]);
+            let whole = json!({
+                "commit": ringcomm::COMMIT,
+                "command": options.arguments.join(" "),
+                "device": name,
+                "devices": ngpus,
+                "hosts": nhosts,
+                "ranks": nranks,
+                "processes": if found.is_some() { nranks } else { 1 },
+                "scope": scope,
+                "copy_driver_gbps": bandwidth.driver,
+                "copy_kernel_gbps": bandwidth.kernel,
+                "copy_link_gbps": link,
+                "rows": rows,
+            });
             save(path, &format!("{whole}\n"))?;
         }
         if let Some(error) = &times.graph_error {
@@ -262,25 +261,25 @@ fn report(cell: &GpuCell, times: &GpuTimes, bounds: &Bounds, scope: &str) -> Val
         times.graph_us,
         times.eager_one_stream_us,
     ));
-    object([
-        ("op", cell.operation.name().into()),
-        ("bytes", bytes.into()),
-        ("type", cell.data_type.name().into()),
-        ("redop", op.into()),
-        ("ranks", nranks.into()),
-        ("hot_us", times.hot_us.into()),
-        ("rotating_us", times.rotating_us.into()),
-        ("graph_us", times.graph_us.into()),
-        ("graph_error", times.graph_error.as_deref().map_or(Value::Null, Value::from)),
-        ("eager_us", times.eager_us.into()),
-        ("eager_one_stream_us", times.eager_one_stream_us.into()),
-        ("iterations", times.iterations.into()),
-        ("algbw", algbw.into()),
-        ("busbw", busbw.into()),
-        ("bound_percent", percent.into()),
-        ("wrong", times.wrong.map_or(Value::Null, Value::from)),
-        ("transport", times.transport.into()),
-        ("algorithm", times.algorithm.into()),
-        ("scope", scope.into()),
-    ])
+    json!({
+        "op": cell.operation.name(),
+        "bytes": bytes,
+        "type": cell.data_type.name(),
+        "redop": op,
+        "ranks": nranks,
+        "hot_us": times.hot_us,
+        "rotating_us": times.rotating_us,
+        "graph_us": times.graph_us,
+        "graph_error": times.graph_error,
+        "eager_us": times.eager_us,
+        "eager_one_stream_us": times.eager_one_stream_us,
+        "iterations": times.iterations,
+        "algbw": algbw,
+        "busbw": busbw,
+        "bound_percent": percent,
+        "wrong": times.wrong,
+        "transport": times.transport,
+        "algorithm": times.algorithm,
+        "scope": scope,
+    })
 }

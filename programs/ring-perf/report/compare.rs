@@ -1,19 +1,19 @@
 //! `--compare`: this run against an older report, row by row.
 
-use super::json;
 use super::row::Row;
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Report {
+    rows: Vec<Row>,
+}
 
 /// The rows of a report that `--json` wrote.
 pub fn read(path: &str) -> Result<Vec<Row>, String> {
     let text = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
-    let report = json::parse(&text).map_err(|error| format!("{path}: {error}"))?;
-    let rows = report.list("rows").ok_or_else(|| format!("{path}: no report of ring-perf"))?;
-    rows.iter()
-        .enumerate()
-        .map(|(index, row)| {
-            Row::from_json(row).ok_or_else(|| format!("{path}: row {index} lacks fields"))
-        })
-        .collect()
+    let report: Report = serde_json::from_str(&text)
+        .map_err(|error| format!("{path}: no report of ring-perf: {error}"))?;
+    Ok(report.rows)
 }
 
 /// What came of a comparison.

@@ -2,7 +2,7 @@
 //! a cache line takes from one core to another.
 #![allow(unsafe_code)]
 
-use super::json::{Value, object};
+use serde_json::{Value, json};
 use std::hint::black_box;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -67,23 +67,20 @@ impl Machine {
     }
 
     pub fn to_json(&self) -> Value {
-        let bandwidth = self.bandwidth.map_or(Value::Null, |bandwidth| {
-            object([
-                ("copy_one_core", bandwidth.copy_one.into()),
-                ("copy_all_cores", bandwidth.copy_all.into()),
-                ("add_one_core", bandwidth.add_one.into()),
-                ("add_all_cores", bandwidth.add_all.into()),
-            ])
+        let bandwidth = self.bandwidth.map(|bandwidth| {
+            json!({
+                "copy_one_core": bandwidth.copy_one,
+                "copy_all_cores": bandwidth.copy_all,
+                "add_one_core": bandwidth.add_one,
+                "add_all_cores": bandwidth.add_all,
+            })
         });
-        let cross = self
-            .cross_core_ns
-            .map_or(Value::Null, |(near, far)| Value::List(vec![near.into(), far.into()]));
-        object([
-            ("cpu", self.cpu.as_str().into()),
-            ("cores", self.cores.into()),
-            ("cross_core_ns", cross),
-            ("memory_gbs", bandwidth),
-        ])
+        json!({
+            "cpu": self.cpu,
+            "cores": self.cores,
+            "cross_core_ns": self.cross_core_ns,
+            "memory_gbs": bandwidth,
+        })
     }
 }
 
@@ -270,11 +267,6 @@ fn add(a: &mut [Wide], b: &[Wide], c: &[Wide]) {
     for ((a, b), c) in a.iter_mut().zip(b).zip(c) {
         store(a, Wide(std::array::from_fn(|lane| b.0[lane] + c.0[lane])));
     }
-}
-
-/// Where the library's sources were last compiled.
-pub fn commit() -> Value {
-    ringcomm::COMMIT.map_or(Value::Null, Value::from)
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 pub(super) mod compare;
 pub(super) mod explain;
-pub(super) mod json;
 pub(super) mod machine;
 pub(super) mod plot;
 pub(super) mod row;

@@ -13,7 +13,7 @@ use crate::cli::options::{Child, Options};
 use crate::measure::expected_layout::Cell;
 use crate::ranks::job;
 use crate::ranks::shared_state::Board;
-use crate::report::json::{self, Value, object};
+use crate::report::row::Told;
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::bootstrap::allgather::Root;
 use ringcomm::bootstrap::rendezvous::LaunchFacts;
@@ -63,7 +63,7 @@ pub fn run(
     options: &Options,
     cells: &[Cell],
     mode: Mode,
-    receive: &mut dyn FnMut(Value),
+    receive: &mut dyn FnMut(Told),
 ) -> Result<()> {
     let board = Board::new(mode.nranks())?;
     if mode.procs.is_some() || options.parallel_init || options.tcp {
@@ -84,7 +84,7 @@ pub fn run_job(
     options: &Options,
     found: &LaunchFacts,
     cells: &[Cell],
-    receive: &mut dyn FnMut(Value),
+    receive: &mut dyn FnMut(Told),
 ) -> Result<()> {
     let rank = found.rank;
     let communicator = Communicator::init_found(found, &config(options)?)?;
@@ -155,7 +155,7 @@ fn run_processes(
     cells: &[Cell],
     procs: usize,
     board: &Board,
-    receive: &mut dyn FnMut(Value),
+    receive: &mut dyn FnMut(Told),
 ) -> Result<()> {
     let (reading, writing) = pipe()?;
     let mut processes = Vec::new();
@@ -173,13 +173,11 @@ fn run_processes(
     std::thread::scope(|scope| {
         let reaper = scope.spawn(|| reap(processes, cells, board, options));
         for line in BufReader::new(File::from(reading)).lines().map_while(std::io::Result::ok) {
-            match json::parse(&line) {
-                Ok(value) => receive(value),
-                Err(text) => receive(object([("failed", text.as_str().into())])),
-            }
+            let told = serde_json::from_str(&line);
+            receive(told.unwrap_or_else(|error| Told::Failed(error.to_string())));
         }
         for crash in reaper.join().expect("the reaper does not panic") {
-            receive(object([("failed", crash.as_str().into())]));
+            receive(Told::Failed(crash));
         }
     });
     Ok(())
@@ -248,10 +246,11 @@ pub fn be_child(options: &Options, child: Child, cells: &[Cell], mode: Mode) -> 
     let board = Board::inherit(child.board, mode.nranks())?;
     // SAFETY: the parent passed the number of a descriptor that is ours alone.
     let report = Mutex::new(unsafe { File::from_raw_fd(child.report) });
-    let sink = |value: Value| {
+    let sink = |told| {
+        let line = serde_json::to_string(&told).expect("what ranks tell is JSON") + "\n";
         // One write of less than PIPE_BUF: lines of several ranks do not mix. A parent that is gone
         // cannot be told so.
-        let _ = report.lock().expect("no rank panics").write_all(format!("{value}\n").as_bytes());
+        let _ = report.lock().expect("no rank panics").write_all(line.as_bytes());
     };
     threads::run(options, cells, mode, child.process, &board, &sink)
 }

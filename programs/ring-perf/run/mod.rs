@@ -12,10 +12,9 @@ use crate::measure::expected_layout::Cell;
 use crate::model::network::Network;
 use crate::model::simulate;
 use crate::model::tuning_file;
-use crate::report::json::{Value, object};
-use crate::report::machine::{Machine, commit};
+use crate::report::machine::Machine;
 use crate::report::plot;
-use crate::report::row::{Bucket, MODELLED, Row};
+use crate::report::row::{MODELLED, Row, Told};
 use crate::report::table;
 use progress::Progress;
 
@@ -25,6 +24,7 @@ use crate::measure::gradient_trace;
 use ringcomm::algorithm::Algorithm;
 use ringcomm::algorithm::select::Profile;
 use ringcomm::bootstrap::rendezvous::LaunchFacts;
+use serde_json::json;
 use std::time::Instant;
 
 /// What measures with so many GPUs.
@@ -107,9 +107,9 @@ fn run(options: &Options, on_gpus: OnGpus, created: &mut Vec<String>) -> Result<
 /// The life of a rank that does not report: it says nothing unless it fails.
 fn follow(options: &Options, found: &LaunchFacts, mode: Mode) -> Result<Status, Failure> {
     let mut status = Status::Fine;
-    let mut receive = |value: Value| {
-        if let Some(text) = value.text("failed") {
-            complain(text);
+    let mut receive = |told| {
+        if let Told::Failed(text) = told {
+            complain(&text);
             status = Status::Wrong;
         }
     };
@@ -181,15 +181,17 @@ impl Session<'_> {
         let mut progress = Progress::new(total);
         let (mut titled, mut halves, mut left_out) = (None, Vec::new(), None);
         let mut buckets = Vec::new();
-        let mut receive = |value: Value| {
-            if let Some(text) = value.text("failed").or(value.text("wrong")) {
-                progress.clear();
-                complain(text);
-                self.failed |= value.text("failed").is_some();
-            }
-            left_out = left_out.or(value.number("left_out_from"));
-            buckets.extend(value.field("bucket").and_then(Bucket::from_json));
-            let Some(mut row) = value.field("row").and_then(Row::from_json) else { return };
+        let mut receive = |told: Told| {
+            self.failed |= matches!(told, Told::Failed(_));
+            let mut row = match told {
+                Told::Row(row) => *row,
+                Told::Bucket(bucket) => return buckets.push(bucket),
+                Told::LeftOutFrom(cell) => return left_out = left_out.or(Some(cell)),
+                Told::Failed(text) | Told::Wrong(text) => {
+                    progress.clear();
+                    return complain(&text);
+                }
+            };
             row.buckets = std::mem::take(&mut buckets);
             row.mem = table::memory_share(&row, &self.machine);
             let name = format!("{} {} B", row.op, row.bytes);
@@ -225,7 +227,7 @@ impl Session<'_> {
         let missing = awaited.next().is_some();
         self.failed |= missing && left_out.is_none();
         if options.time_left.is_some() && !self.quiet {
-            let first = left_out.and_then(|number| cells.get(number as usize));
+            let first = left_out.and_then(|number| cells.get(number));
             table::shortened(&self.rows, mode, first).iter().for_each(|line| say(line));
         }
         Ok(())
@@ -298,14 +300,15 @@ fn save(path: &str, text: &str) -> Result<(), Failure> {
 
 /// The report for programs: the run's facts, then an object for each row on a line of its own.
 fn json_report(options: &Options, machine: &Machine, rows: &[Row]) -> String {
-    let header = object([
-        ("program", "ring-perf".into()),
-        ("version", env!("CARGO_PKG_VERSION").into()),
-        ("commit", commit()),
-        ("command", options.arguments.join(" ").as_str().into()),
-        ("machine", machine.to_json()),
-        ("network", table::network(options).as_deref().map_or(Value::Null, Value::from)),
-    ]);
-    let rows: Vec<String> = rows.iter().map(|row| row.to_json().to_string()).collect();
+    let header = json!({
+        "program": "ring-perf",
+        "version": env!("CARGO_PKG_VERSION"),
+        "commit": ringcomm::COMMIT,
+        "command": options.arguments.join(" "),
+        "machine": machine.to_json(),
+        "network": table::network(options),
+    });
+    let text = |row| serde_json::to_string(row).expect("a row is JSON");
+    let rows: Vec<String> = rows.iter().map(text).collect();
     format!("{{\"header\": {header},\n\"rows\": [\n{}\n]}}\n", rows.join(",\n"))
 }

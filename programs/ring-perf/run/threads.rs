@@ -8,7 +8,7 @@ use crate::cli::options::Options;
 use crate::measure::expected_layout::Cell;
 use crate::ranks::endpoint::Endpoint;
 use crate::ranks::shared_state::Board;
-use crate::report::json::Value;
+use crate::report::row::Told;
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::communicator::Communicator;
 use ringcomm::error::{Error, Result};
@@ -17,7 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};
 
 /// Takes the reports of all ranks.
-pub type SharedSink<'a> = &'a (dyn Fn(Value) + Sync);
+pub type SharedSink<'a> = &'a (dyn Fn(Told) + Sync);
 
 /// The endpoints of a run of threads, where they can be made together.
 fn together(options: &Options, nranks: usize) -> Result<Option<Vec<Box<dyn Endpoint>>>> {
@@ -91,32 +91,20 @@ fn words(panic: &(dyn Any + Send)) -> &str {
     text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("without a text")
 }
 
-/// Tells the receiver that nothing more comes, however the ranks end.
-struct Last<'a>(SharedSink<'a>);
-
-impl Drop for Last<'_> {
-    fn drop(&mut self) {
-        (self.0)(Value::Null);
-    }
-}
-
 /// Have `ranks` run on another thread and `receive` get their reports as they come.
 pub fn received(
     ranks: impl FnOnce(SharedSink) -> Result<()> + Send,
-    receive: &mut dyn FnMut(Value),
+    receive: &mut dyn FnMut(Told),
 ) -> Result<()> {
     let (sender, receiver) = mpsc::channel();
-    let sender = Mutex::new(sender);
-    let sink = |value| {
-        // The receiver lives until the ranks are done.
-        let _ = sender.lock().expect("no sender panics").send(value);
-    };
     std::thread::scope(|scope| {
-        let ranks = scope.spawn(|| {
-            let last = Last(&sink);
-            ranks(last.0)
+        // The sender goes with the ranks, however they end: then nothing more comes.
+        let ranks = scope.spawn(move || {
+            let sender = Mutex::new(sender);
+            // The receiver lives until the ranks are done.
+            ranks(&|told| drop(sender.lock().expect("no sender panics").send(told)))
         });
-        receiver.iter().take_while(|value| *value != Value::Null).for_each(receive);
+        receiver.iter().for_each(receive);
         ranks.join().unwrap_or_else(|panic| {
             Err(Error::Internal(format!("starting the ranks panicked: {}", words(&*panic))))
         })
@@ -143,9 +131,10 @@ mod tests {
         let options = Options { iterations: Some(1), warmup: Some(0), ..Options::default() };
         let board = Board::new(2).unwrap();
         let failed = Mutex::new(Vec::new());
-        let sink = |value: Value| {
-            assert!(value.field("row").is_none(), "no row here");
-            failed.lock().unwrap().extend(value.text("failed").map(String::from));
+        let sink = |told| match told {
+            Told::Row(_) => panic!("no row here"),
+            Told::Failed(text) => failed.lock().unwrap().push(text),
+            _ => {}
         };
         run(&options, &[cell()], MODE, 0, &board, &sink).unwrap();
         assert!(board.stopped());
@@ -158,7 +147,7 @@ mod tests {
     fn reports_end_where_the_ranks_panic() {
         let mut rows = 0;
         let panics = |sink: SharedSink| {
-            sink(Value::Bool(true));
+            sink(Told::LeftOutFrom(0));
             panic!("no ranks")
         };
         let error = received(panics, &mut |_| rows += 1).unwrap_err().to_string();

@@ -12,13 +12,12 @@ use crate::measure::time_budget::{Allowance, Budget};
 use crate::ranks::endpoint::Endpoint;
 use crate::ranks::shared_state::{Board, Broken};
 use crate::report::explain::explain;
-use crate::report::json::{Value, object};
-use crate::report::row::Row;
+use crate::report::row::{Row, Told};
 use ringcomm::types::ReduceOp;
 use std::time::Instant;
 
-/// What travels from the ranks to the report: one JSON object each.
-pub type Sink<'a> = &'a dyn Fn(Value);
+/// Takes what ranks tell the report.
+pub type Sink<'a> = &'a dyn Fn(Told);
 
 /// Rows of a table at most. At the default time for a row so many take three hours, and every
 /// process has a list of some 10 MB of them: past this the step is a typing error.
@@ -124,7 +123,7 @@ pub fn run(
 pub fn fail(board: &Board, rank: usize, cells: &[Cell], text: &str, sink: Sink) {
     let place = board.cell_of(rank).and_then(|cell| cells.get(cell)).map(describe);
     let place = place.map(|place| format!(" in {place}")).unwrap_or_default();
-    sink(object([("failed", format!("rank {rank}{place}: {text}").as_str().into())]));
+    sink(Told::Failed(format!("rank {rank}{place}: {text}")));
     board.stop();
 }
 
@@ -160,7 +159,7 @@ fn measure_all(
         for placement in placements(options, cell) {
             let Some(budget) = pace.next(board, rank)? else {
                 if rank == 0 {
-                    sink(object([("left_out_from", number.into())]));
+                    sink(Told::LeftOutFrom(number));
                 }
                 break 'cells;
             };
@@ -257,12 +256,12 @@ fn report(
     row.wrong = options.check.then_some(wrong);
     // One by one, before their row: what is sent at once has a limit.
     for bucket in std::mem::take(&mut row.buckets) {
-        sink(object([("bucket", bucket.to_json())]));
+        sink(Told::Bucket(bucket));
     }
-    sink(object([("row", row.to_json())]));
+    let key = row.key();
+    sink(Told::Row(Box::new(row)));
     if let Some((rank, finding)) = first {
-        let text = format!("{}: {}", row.key(), explain_finding(cell, rank, finding));
-        sink(object([("wrong", text.as_str().into())]));
+        sink(Told::Wrong(format!("{key}: {}", explain_finding(cell, rank, finding))));
     }
 }
 

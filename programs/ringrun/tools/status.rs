@@ -4,6 +4,7 @@
 //! that is stopped does not, and is named.
 
 use crate::agent::status_dir::{self, JobFolder};
+use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -55,7 +56,7 @@ pub fn answer(wanted: &Wanted) -> Result<String, String> {
         return Ok(format!("the trace is in {}; open it in ui.perfetto.dev", path.display()));
     }
     if wanted.json {
-        return Ok(json(&chosen.job, &ask(&sockets, "dump")));
+        return Ok(dump(&chosen.job, &ask(&sockets, "dump")));
     }
     let mut text = format!("job {}\n", chosen.job);
     text += &if sockets.is_empty() { quiet } else { table(&ask(&sockets, "table")) };
@@ -184,20 +185,25 @@ fn duration(milliseconds: &str) -> String {
 }
 
 /// One document of all that answered, and the processes that did not.
-fn json(job: &str, answers: &[Answer]) -> String {
-    let told = answers.iter().filter_map(|(_, answer)| answer.as_deref().ok().map(str::trim_end));
-    let silent = answers.iter().filter(|(_, answer)| answer.is_err()).map(|(pid, _)| pid);
-    format!(
-        "{{\"job\":\"{job}\",\"processes\":[{}],\"silent\":{:?}}}",
-        told.collect::<Vec<_>>().join(","),
-        silent.collect::<Vec<_>>()
-    )
+fn dump(job: &str, answers: &[Answer]) -> String {
+    let read = |text: &String| serde_json::from_str::<Value>(text).ok();
+    let mut processes = Vec::new();
+    let mut silent = Vec::new();
+    for (pid, answer) in answers {
+        // What is no JSON is no answer.
+        match answer.as_ref().ok().and_then(read) {
+            Some(told) => processes.push(told),
+            None => silent.push(pid),
+        }
+    }
+    json!({ "job": job, "processes": processes, "silent": silent }).to_string()
 }
 
 fn trace(answers: &[Answer]) -> String {
-    let events = answers.iter().filter_map(|(_, answer)| answer.as_deref().ok());
-    let events: Vec<&str> = events.filter(|events| !events.is_empty()).collect();
-    format!("{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[{}]}}\n", events.join(","))
+    let read = |text: &String| serde_json::from_str::<Vec<Value>>(&format!("[{text}]")).ok();
+    let events = answers.iter().filter_map(|(_, answer)| answer.as_ref().ok().and_then(read));
+    let events: Vec<Value> = events.flatten().collect();
+    json!({ "displayTimeUnit": "ns", "traceEvents": events }).to_string() + "\n"
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ fn reported(arguments: &str) -> (String, String) {
     assert!(output.status.success(), "ring-perf {arguments}\n{said}");
     let text = std::fs::read_to_string(&path).expect("a report");
     std::fs::remove_dir_all(&folder).expect("it was made above");
-    let (rows, right) = (text.matches("\"hot_us\"").count(), text.matches("\"wrong\": 0").count());
+    let (rows, right) = (text.matches("\"hot_us\"").count(), text.matches("\"wrong\":0").count());
     assert!(rows > 0 && rows == right, "{rows} rows, {right} of them right: {text}");
     (text, said.into())
 }
@@ -45,21 +45,21 @@ fn a_benchmark_of_a_rank_on_each_of_two_devices() {
     for algorithm in ["", "--algo ring", "--algo twoshot"] {
         let text = report(&format!("all_reduce all_gather -g 2 {SMALL} {algorithm}"));
         let of = |what: &str| text.matches(what).count();
-        assert!(of("\"devices\": 2") == 1 && of("several GPUs") == 5, "{text}");
+        assert!(of("\"devices\":2") == 1 && of("several GPUs") == 5, "{text}");
         let wanted = if reaches { "\"gpu/p2p\"" } else { "\"gpu/staged (no peer access)\"" };
         assert_eq!(of(wanted), 4, "{text}");
         // Of a graph of all streams, and of what crosses from device to device.
-        let missing = |what: &str| of(&format!("\"{what}\": null"));
+        let missing = |what: &str| of(&format!("\"{what}\":null"));
         let lacks = ["graph_us", "bound_percent", "copy_link_gbps"].map(missing);
         assert_eq!(lacks, if reaches { [0; 3] } else { [4, 4, 1] }, "{text}");
-        assert_eq!(of("\"graph_error\": \"invalid argument: the stream is"), lacks[0], "{text}");
+        assert_eq!(of("\"graph_error\":\"invalid argument: the stream is"), lacks[0], "{text}");
         if let (Some(name), true) = (algorithm.strip_prefix("--algo "), reaches) {
-            assert_eq!(of(&format!("\"algorithm\": \"{name}\"")), 4, "{text}");
+            assert_eq!(of(&format!("\"algorithm\":\"{name}\"")), 4, "{text}");
         }
     }
     let text = report(&format!("all_reduce -g 2 -t 2 {SMALL}"));
-    assert_eq!(text.matches("\"ranks\": 4").count(), 3, "{text}");
-    assert_eq!(text.matches("\"graph_us\": null").count(), if reaches { 0 } else { 2 }, "{text}");
+    assert_eq!(text.matches("\"ranks\":4").count(), 3, "{text}");
+    assert_eq!(text.matches("\"graph_us\":null").count(), if reaches { 0 } else { 2 }, "{text}");
     assert_eq!(text.contains("\"gpu/fused\""), reaches, "{text}");
 }
 
@@ -82,8 +82,8 @@ fn a_benchmark_of_processes_with_a_device_each_replays_graphs() {
         let text = std::fs::read_to_string(&path).expect("a report");
         let of = |what: &str| text.matches(what).count();
         let rows = of("\"hot_us\"");
-        let each = ["\"wrong\": 0", "\"graph_error\": null", &format!("\"{transport}\"")];
-        assert_eq!((each.map(of), of("\"graph_us\": null")), ([rows; 3], 0), "{text}");
+        let each = ["\"wrong\":0", "\"graph_error\":null", &format!("\"{transport}\"")];
+        assert_eq!((each.map(of), of("\"graph_us\":null")), ([rows; 3], 0), "{text}");
         assert!(rows > 3 && of("several GPUs") == rows + 1, "{text}");
     }
     std::fs::remove_dir_all(&folder).expect("it was made above");
@@ -112,11 +112,11 @@ fn a_benchmark_of_two_hosts_is_of_one_gpu_only_where_they_share_it() {
         std::fs::remove_dir_all(&folder).expect("it was made above");
         let of = |what: &str| text.matches(what).count();
         let rows = of("\"hot_us\"");
-        let each = ["\"wrong\": 0", "\"gpu/staged, then net\""];
+        let each = ["\"wrong\":0", "\"gpu/staged, then net\""];
         assert_eq!((each.map(of), of(scope)), ([rows; 2], rows + 1), "{text}");
         let unbound = if scope == ONE { 0 } else { rows };
-        assert_eq!(of("\"bound_percent\": null"), unbound, "{text}");
-        assert!(rows > 0 && of("\"hosts\": 2") == 1, "{text}");
+        assert_eq!(of("\"bound_percent\":null"), unbound, "{text}");
+        assert!(rows > 0 && of("\"hosts\":2") == 1, "{text}");
         assert!(!(text.clone() + &said).contains(other), "{said}");
     }
 }
@@ -135,7 +135,7 @@ fn every_figure_of_one_gpu_says_what_it_is() {
         let rows = count(&text, "\"hot_us\"");
         assert!(rows >= 4, "{rows} rows: {text}");
         // Of each row, and of all.
-        let says_so = format!("\"scope\": \"{ONE}\"");
+        let says_so = format!("\"scope\":\"{ONE}\"");
         assert_eq!(
             (count(&text, &says_so), count(&text, "\"scope\"")),
             (rows + 1, rows + 1),
@@ -156,7 +156,7 @@ fn a_benchmark_of_large_calls_compares_windows() {
     }
     let large = "-g 1 -t 3 -b 17M -e 17M -n 1 -w 0 -d bfloat16";
     let text = report(&format!("all_reduce {large} --algo ring"));
-    assert!(text.contains("\"algorithm\": \"ring\""), "{text}");
+    assert!(text.contains("\"algorithm\":\"ring\""), "{text}");
 }
 
 /// A rank that fails before the others wait for it ends all of them.
