@@ -1,7 +1,6 @@
 //! One invocation from the facts of the machine to the last file written.
 
 pub(super) mod launch;
-mod progress;
 mod threads;
 pub(super) mod worker;
 
@@ -16,11 +15,11 @@ use crate::report::machine::Machine;
 use crate::report::plot;
 use crate::report::row::{MODELLED, Row, Told};
 use crate::report::table;
-use progress::Progress;
 
 use crate::cli::mode::Mode;
 use crate::cli::outcome::{Failure, Status, complain, say, say_beside};
 use crate::measure::gradient_trace;
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use ringcomm::algorithm::Algorithm;
 use ringcomm::algorithm::select::Profile;
 use ringcomm::bootstrap::rendezvous::LaunchFacts;
@@ -178,7 +177,7 @@ impl Session<'_> {
             (0..count).map(move |index| (cell, index + 1 == count))
         });
         let total = cells.iter().map(|cell| worker::placements(options, cell).len()).sum();
-        let mut progress = Progress::new(total);
+        let bar = bar(total);
         let (mut titled, mut halves, mut left_out) = (None, Vec::new(), None);
         let mut buckets = Vec::new();
         let mut receive = |told: Told| {
@@ -188,8 +187,7 @@ impl Session<'_> {
                 Told::Bucket(bucket) => return buckets.push(bucket),
                 Told::LeftOutFrom(cell) => return left_out = left_out.or(Some(cell)),
                 Told::Failed(text) | Told::Wrong(text) => {
-                    progress.clear();
-                    return complain(&text);
+                    return bar.suspend(|| complain(&text));
                 }
             };
             row.buckets = std::mem::take(&mut buckets);
@@ -199,28 +197,30 @@ impl Session<'_> {
             halves.push(row.clone());
             self.rows.push(row);
             if last && !self.quiet {
-                progress.clear();
-                if titled != Some(cell.operation) {
-                    titled = Some(cell.operation);
-                    say(&table::title(cell.operation, &table::place(mode, options)));
-                }
                 let half = |in_place| halves.iter().find(|row: &&Row| row.in_place == in_place);
-                say(&table::line(half(false), half(true)));
-                if options.explain {
-                    say(&table::explanation(half(false), half(true)));
-                }
+                let is_first = titled.replace(cell.operation) != Some(cell.operation);
+                bar.suspend(|| {
+                    if is_first {
+                        say(&table::title(cell.operation, &table::place(mode, options)));
+                    }
+                    say(&table::line(half(false), half(true)));
+                    if options.explain {
+                        say(&table::explanation(half(false), half(true)));
+                    }
+                });
             }
             if last {
                 halves.clear();
             }
             // Below the table, until the next row.
-            progress.step(&name);
+            bar.set_message(name);
+            bar.inc(1);
         };
         match &self.found {
             Some(found) => launch::run_job(options, found, cells, &mut receive)?,
             None => launch::run(options, cells, mode, &mut receive)?,
         }
-        progress.clear();
+        bar.finish_and_clear();
         if let Some(row) = halves.first().filter(|_| !self.quiet) {
             say(&table::line(Some(row), None));
         }
@@ -292,6 +292,17 @@ fn outputs_are_writable(options: &Options, created: &mut Vec<String>) -> Result<
         opened.map_err(|error| Failure::Option(format!("{name} {path}: {error}")))?;
     }
     Ok(())
+}
+
+/// A progress bar: on a terminal's standard error, and nowhere else.
+fn bar(total: usize) -> ProgressBar {
+    // Thirty columns leave room for the row's name on any terminal.
+    let style = ProgressStyle::with_template("[{bar:30}] {pos}/{len} {msg}");
+    let style = style.expect("a template").progress_chars("##.");
+    let bar =
+        ProgressBar::new(total as u64).with_style(style).with_finish(ProgressFinish::AndClear);
+    bar.tick();
+    bar
 }
 
 fn save(path: &str, text: &str) -> Result<(), Failure> {
