@@ -25,7 +25,7 @@ pub fn name() -> &'static str {
 }
 
 /// What the kernel draws anew whenever the machine starts; empty where it does not say it.
-fn boot() -> &'static [u8] {
+pub(crate) fn boot() -> &'static [u8] {
     static BOOT: Once<Vec<u8>> = Once::new();
     let read = || std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     BOOT.get_or_make(read).trim_ascii()

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
+use crate::host;
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
@@ -76,20 +77,12 @@ pub fn process_token() -> Result<u64> {
 
 /// A number that is drawn anew whenever the machine starts.
 pub(super) fn boot_id() -> Result<String> {
-    let path = "/proc/sys/kernel/random/boot_id";
-    match fs::read_to_string(path) {
-        Ok(text) => Ok(text.trim().to_string()),
-        Err(error) => Err(Error::System {
-            what: format!("reading {path}"),
-            errno: error.raw_os_error().unwrap_or(0),
-        }),
+    match host::boot() {
+        b"" => {
+            Err(Error::System { what: "reading the kernel's boot id".into(), errno: libc::ENOENT })
+        }
+        text => Ok(String::from_utf8_lossy(text).into_owned()),
     }
-}
-
-/// The host's name, for people.
-pub(super) fn host_name() -> String {
-    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    name.trim().to_string()
 }
 
 /// Where process numbers mean what they mean here.
@@ -165,7 +158,7 @@ mod tests {
     #[test]
     fn this_machine_and_process_are_known() {
         assert_eq!(boot_id().unwrap().len(), 36);
-        assert!(!host_name().is_empty());
+        assert!(!host::name().is_empty());
         assert!(pid_namespace().starts_with("pid:["));
         assert_eq!(started(std::process::id()), started(std::process::id()));
         assert!(started(std::process::id()).is_some());

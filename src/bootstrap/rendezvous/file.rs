@@ -10,6 +10,7 @@
 use crate::bootstrap::process;
 use crate::bootstrap::unique_id::UniqueId;
 use crate::error::{Error, Result};
+use crate::host;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -67,7 +68,7 @@ impl Writer {
     fn this() -> Result<Writer> {
         let pid = std::process::id();
         Ok(Writer {
-            host: process::host_name(),
+            host: host::name().to_string(),
             boot: process::boot_id()?,
             namespace: process::pid_namespace(),
             pid,
