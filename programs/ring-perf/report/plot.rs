@@ -1,22 +1,43 @@
 //! `--plot`: time and bus bandwidth against size, both on logarithmic axes, as one SVG file.
 
 use super::row::Row;
-use std::fmt::Write;
+use plotters::coord::Shift;
+use plotters::element::DashedPathElement;
+use plotters::prelude::*;
+use std::error::Error;
+use std::ops::Range;
 
 /// Colours that stay apart for colour-blind readers (Okabe and Ito, 2008).
-const COLOURS: [&str; 7] =
-    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444"];
+const COLOURS: [(u8, u8, u8); 7] = [
+    (0x00, 0x72, 0xb2),
+    (0xd5, 0x5e, 0x00),
+    (0x00, 0x9e, 0x73),
+    (0xcc, 0x79, 0xa7),
+    (0xe6, 0x9f, 0x00),
+    (0x56, 0xb4, 0xe9),
+    (0x44, 0x44, 0x44),
+];
 
-/// Sizes in the picture's units, which are pixels at its natural size.
-const WIDTH: f64 = 460.0;
-const HEIGHT: f64 = 320.0;
-const LEFT: f64 = 70.0;
-const TOP: f64 = 50.0;
-const GAP: f64 = 90.0;
+/// Pixels at the picture's natural size: of a panel, and of a line of the legend.
+const WIDTH: u32 = 560;
+const HEIGHT: u32 = 420;
+const LINE: u32 = 19;
+
+/// What titles and the rest are written in; the heights are those of lines.
+const TITLE: (&str, u32) = ("sans-serif", 18);
+const FONT: (&str, u32) = ("sans-serif", 15);
+
+/// Lengths of a dash and of the gap behind it.
+const DASH: (u32, u32) = (6, 4);
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// A size, and what is drawn above it.
+type Point = (f64, f64);
 
 struct Series {
     name: String,
-    colour: &'static str,
+    colour: RGBColor,
     dashed: bool,
     /// Its points are rings: the colours have come round.
     hollow: bool,
@@ -24,10 +45,13 @@ struct Series {
 }
 
 impl Series {
-    fn point(&self, x: &str, y: &str) -> String {
-        let fill = if self.hollow { "white" } else { self.colour };
-        let stroke = self.colour;
-        format!("<circle cx=\"{x}\" cy=\"{y}\" r=\"2.5\" fill=\"{fill}\" stroke=\"{stroke}\"/>")
+    /// A disc, and the ring around it.
+    fn marks<P: Clone>(&self, at: P) -> [Circle<P, i32>; 2] {
+        let inner = if self.hollow { WHITE } else { self.colour };
+        [
+            Circle::new(at.clone(), 3, inner.filled()),
+            Circle::new(at, 3, self.colour.stroke_width(1)),
+        ]
     }
 }
 
@@ -49,7 +73,8 @@ fn series(rows: &[Row]) -> Vec<Series> {
         });
         let name = if row.in_place { format!("{base}, in place") } else { base };
         let at = all.iter().position(|series| series.name == name).unwrap_or_else(|| {
-            let colour = COLOURS[index % COLOURS.len()];
+            let (red, green, blue) = COLOURS[index % COLOURS.len()];
+            let colour = RGBColor(red, green, blue);
             let hollow = index / COLOURS.len() % 2 == 1;
             let dashed = row.in_place;
             all.push(Series { name, colour, dashed, hollow, points: Vec::new() });
@@ -60,29 +85,17 @@ fn series(rows: &[Row]) -> Vec<Series> {
     all
 }
 
-/// A logarithmic axis from one power of its base to another.
-struct Axis {
-    low: f64,
-    high: f64,
-}
-
-impl Axis {
-    fn over(values: impl Iterator<Item = f64>, base: f64) -> Axis {
-        let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
-        for value in values.filter(|value| *value > 0.0) {
-            low = low.min(value.log(base).floor());
-            high = high.max(value.log(base).ceil());
-        }
-        if low > high {
-            return Axis { low: 0.0, high: 1.0 };
-        }
-        Axis { low: low * base.log10(), high: high.max(low + 1.0) * base.log10() }
+/// What an axis shows: from one power of its base to another.
+fn range(values: impl Iterator<Item = f64>, base: f64) -> Range<f64> {
+    let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
+    for value in values {
+        low = low.min(value.log(base).floor());
+        high = high.max(value.log(base).ceil());
     }
-
-    /// 0 at the low end, 1 at the high one.
-    fn place(&self, value: f64) -> f64 {
-        (value.log10() - self.low) / (self.high - self.low)
+    if low > high {
+        return 1.0..base;
     }
+    base.powf(low)..base.powf(high.max(low + 1.0))
 }
 
 fn short_size(bytes: f64) -> String {
@@ -97,104 +110,81 @@ fn short_size(bytes: f64) -> String {
 
 /// One of the two pictures.
 fn panel(
-    text: &mut String,
+    area: &Area,
     title: &str,
-    left: f64,
     all: &[Series],
     pick: fn(&(f64, f64, f64)) -> f64,
-) {
-    let x = Axis::over(all.iter().flat_map(|s| s.points.iter().map(|p| p.0)), 2.0);
-    let y = Axis::over(all.iter().flat_map(|s| s.points.iter().map(pick)), 10.0);
-    let across = |value: f64| left + WIDTH * x.place(value);
-    let down = |value: f64| TOP + HEIGHT * (1.0 - y.place(value));
-    let (bottom, right) = (TOP + HEIGHT, left + WIDTH);
-    let mut out = |line: String| writeln!(text, "{line}").expect("a string takes all");
-    out(format!(
-        "<text x=\"{left}\" y=\"{}\" font-size=\"15\" font-weight=\"bold\">{title}</text>",
-        TOP - 16.0
-    ));
-    let step = ((x.high - x.low) / 2f64.log10() / 9.0).ceil().max(1.0) as i32;
-    let (first, last) =
-        ((x.low / 2f64.log10()).round() as i32, (x.high / 2f64.log10()).round() as i32);
-    for power in (first..=last).step_by(step as usize) {
-        let (value, at) = (2f64.powi(power), across(2f64.powi(power)));
-        out(format!(
-            "<path d=\"M{at:.1} {TOP}V{bottom}\" class=\"grid\"/><text x=\"{at:.1}\" y=\"{}\" \
-             text-anchor=\"middle\">{}</text>",
-            bottom + 17.0,
-            short_size(value)
-        ));
-    }
-    for power in y.low.round() as i32..=y.high.round() as i32 {
-        let at = down(10f64.powi(power));
-        out(format!(
-            "<path d=\"M{left} {at:.1}H{right}\" class=\"grid\"/><text x=\"{}\" y=\"{:.1}\" \
-             text-anchor=\"end\">{}</text>",
-            left - 7.0,
-            at + 4.0,
-            10f64.powi(power)
-        ));
-    }
-    out(format!(
-        "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">size (bytes)</text>",
-        left + WIDTH / 2.0,
-        bottom + 36.0
-    ));
+) -> Result<(), Box<dyn Error>> {
+    let points = |series: &Series| -> Vec<Point> {
+        let all = series.points.iter().map(|point| (point.0, pick(point)));
+        all.filter(|(_, value)| *value > 0.0).collect()
+    };
+    let shown: Vec<Point> = all.iter().flat_map(points).collect();
+    let across = range(shown.iter().map(|point| point.0), 2.0).log_scale().base(2.0);
+    let down = range(shown.iter().map(|point| point.1), 10.0).log_scale();
+    let mut chart = ChartBuilder::on(area)
+        .caption(title, TITLE)
+        .margin(12)
+        .margin_right(20)
+        .x_label_area_size(46)
+        .y_label_area_size(66)
+        .build_cartesian_2d(across, down)?;
+    chart
+        .configure_mesh()
+        .label_style(FONT)
+        .light_line_style(TRANSPARENT)
+        .x_desc("size (bytes)")
+        .x_labels(10)
+        .x_label_formatter(&|bytes| short_size(*bytes))
+        .draw()?;
     for series in all {
-        let points: Vec<String> = series
-            .points
-            .iter()
-            .filter(|point| pick(point) > 0.0)
-            .map(|point| format!("{:.1},{:.1}", across(point.0), down(pick(point))))
-            .collect();
-        let dash = if series.dashed { " stroke-dasharray=\"6 4\"" } else { "" };
-        out(format!(
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"{dash}/>",
-            points.join(" "),
-            series.colour
-        ));
-        for point in &points {
-            let (x, y) = point.split_once(',').expect("written so");
-            out(series.point(x, y));
+        let (points, style) = (points(series), series.colour.stroke_width(2));
+        if series.dashed {
+            let (dash, gap) = DASH;
+            chart.draw_series(DashedLineSeries::new(points.clone(), dash, gap, style))?;
+        } else {
+            chart.draw_series(LineSeries::new(points.clone(), style))?;
         }
+        chart.draw_series(points.into_iter().flat_map(|point| series.marks(point)))?;
     }
+    Ok(())
 }
 
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+/// A line for every series, and the caption below.
+fn legend(area: &Area, all: &[Series], caption: &str) -> Result<(), Box<dyn Error>> {
+    let row = |index: usize| (index as u32 * LINE + LINE / 2) as i32;
+    for (index, series) in all.iter().enumerate() {
+        let y = row(index);
+        let (line, style) = (vec![(70, y), (104, y)], series.colour.stroke_width(2));
+        let (dash, gap) = DASH;
+        match series.dashed {
+            true => area.draw(&DashedPathElement::new(line, dash, gap, style))?,
+            false => area.draw(&PathElement::new(line, style))?,
+        }
+        series.marks((87, y)).iter().try_for_each(|mark| area.draw(mark))?;
+        area.draw(&Text::new(series.name.clone(), (114, y - 7), FONT))?;
+    }
+    let grey = ("sans-serif", 12).into_font().color(&RGBColor(0x77, 0x77, 0x77));
+    area.draw(&Text::new(caption.to_string(), (70, row(all.len())), grey))?;
+    Ok(())
+}
+
+fn draw(text: &mut String, all: &[Series], caption: &str) -> Result<(), Box<dyn Error>> {
+    let height = HEIGHT + LINE * (all.len() as u32 + 2);
+    let root = SVGBackend::with_string(text, (2 * WIDTH, height)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let (panels, below) = root.split_vertically(HEIGHT);
+    let (left, right) = panels.split_horizontally(WIDTH);
+    panel(&left, "time (us)", all, |point| point.1)?;
+    panel(&right, "bus bandwidth (GB/s)", all, |point| point.2)?;
+    legend(&below, all, caption)?;
+    root.present()?;
+    Ok(())
 }
 
 pub fn svg(rows: &[Row], caption: &str) -> String {
-    let all = series(rows);
-    let second = LEFT + WIDTH + GAP;
-    let legend = TOP + HEIGHT + 62.0;
-    let (width, height) = (second + WIDTH + 30.0, legend + 19.0 * (all.len() + 1) as f64 + 12.0);
-    let mut text = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
-         width=\"{width}\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"12\" \
-         fill=\"#222\">\n<style>.grid{{stroke:#ddd;stroke-width:1;fill:none}}</style>\n\
-         <rect width=\"{width}\" height=\"{height}\" fill=\"white\"/>\n"
-    );
-    panel(&mut text, "time (us)", LEFT, &all, |point| point.1);
-    panel(&mut text, "bus bandwidth (GB/s)", second, &all, |point| point.2);
-    for (index, series) in all.iter().enumerate() {
-        let y = legend + 19.0 * index as f64;
-        let dash = if series.dashed { " stroke-dasharray=\"6 4\"" } else { "" };
-        writeln!(
-            text,
-            "<path d=\"M{LEFT} {y}h34\" stroke=\"{}\" stroke-width=\"2\"{dash}/>{}\
-             <text x=\"{}\" y=\"{}\">{}</text>",
-            series.colour,
-            series.point(&format!("{}", LEFT + 17.0), &format!("{y}")),
-            LEFT + 44.0,
-            y + 4.0,
-            escape(&series.name)
-        )
-        .expect("a string takes all");
-    }
-    let y = legend + 19.0 * all.len() as f64 + 10.0;
-    writeln!(text, "<text x=\"{LEFT}\" y=\"{y}\" fill=\"#777\">{}</text>\n</svg>", escape(caption))
-        .expect("a string takes all");
+    let mut text = String::new();
+    draw(&mut text, &series(rows), caption).expect("a text takes every picture");
     text
 }
 
@@ -219,16 +209,22 @@ mod tests {
             row(0, 0.1, 0.0, false),
         ];
         let text = svg(&rows, "a < b");
-        assert_eq!(text.matches("<polyline").count(), 4, "two panels, two lines");
-        assert!(text.contains("a &lt; b") && text.ends_with("</svg>\n"));
-        for circle in text.lines().filter(|line| line.starts_with("<circle")) {
-            let number = |name: &str| -> f64 {
+        assert!(text.contains("a &lt; b") && text.trim_end().ends_with("</svg>"), "{text}");
+        let circles: Vec<&str> = text.lines().filter(|line| line.starts_with("<circle")).collect();
+        // A disc and a ring for three points in two panels, and for two lines in the legend.
+        assert_eq!(circles.len(), 2 * (2 * 3 + 2), "{text}");
+        for circle in &circles[..2 * 2 * 3] {
+            let number = |name: &str| -> u32 {
                 let rest = &circle[circle.find(name).unwrap() + name.len() + 2..];
                 rest[..rest.find('"').unwrap()].parse().unwrap()
             };
             let (x, y) = (number("cx"), number("cy"));
-            assert!((TOP..=TOP + HEIGHT).contains(&y), "{circle}");
-            assert!((LEFT..=LEFT + 2.0 * WIDTH + GAP).contains(&x), "{circle}");
+            assert!((0..=2 * WIDTH).contains(&x) && (0..=HEIGHT).contains(&y), "{circle}");
         }
+    }
+
+    #[test]
+    fn there_is_a_picture_of_nothing() {
+        assert!(svg(&[], "nothing").contains("bus bandwidth"));
     }
 }
