@@ -83,7 +83,7 @@ fn processes_on_devices_compute_what_threads_do() {
     }
     // Three ranks on two devices, or on one; and with connections of the smallest slots.
     for (nranks, buff_size) in [(3, None), (2, Some(512))] {
-        let config = Config { buff_size: buff_size, ..config() };
+        let config = Config { buff_size, ..config() };
         let ranks = Ranks::start_apart(nranks, &config, "", |place, _| {
             let (comm, bench) = join(place);
             for case in sample(place.nranks, 70) {
