@@ -14,6 +14,7 @@
 
 mod abort;
 mod capture;
+mod data_path;
 mod device_map;
 mod fused;
 pub(super) mod ipc;
@@ -46,6 +47,7 @@ use crate::sync::Mutex;
 use crate::transport::fifo::Stamp;
 use abort::Stopper;
 use capture::refuse_capture;
+use data_path::{GpuDataPath, StagedBecause};
 use fused::barrier::{BarrierOutcome, DeviceReach, LaunchBarrier, RankCall, RankDevice};
 use ipc::exchange::Talk;
 use ipc::{IpcRank, OfferedBuffers};
@@ -218,21 +220,28 @@ impl Gpu {
 
     /// How calls on device memory run here, in words; in C they have 31 bytes.
     pub fn transport(&self) -> &'static str {
+        self.data_path().name()
+    }
+
+    /// How calls on device memory run here.
+    fn data_path(&self) -> GpuDataPath {
         if self.kernels.is_err() {
-            return "gpu/staged (no kernels)";
+            return GpuDataPath::Staged(StagedBecause::NoKernels);
         }
         match &*self.sharing.lock() {
-            Sharing::Works(shared) => return shared.transport(),
-            Sharing::Failed(_) => return "gpu/staged (no shared memory)",
+            Sharing::Works(shared) => return shared.data_path(),
+            Sharing::Failed(_) => return GpuDataPath::Staged(StagedBecause::NoSharedMemory),
             Sharing::No => {}
         }
         match self.launch_barrier.as_ref().map(|launch_barrier| launch_barrier.reach()) {
-            Some(DeviceReach::All) => "gpu/fused",
-            Some(DeviceReach::Memory) => "gpu/fused (a trial failed)",
-            Some(DeviceReach::Failed) => "gpu/staged (a probe failed)",
-            Some(DeviceReach::Refused) => "gpu/staged (no peer access)",
-            Some(DeviceReach::No) | None if self.is_near => "gpu/staged",
-            Some(DeviceReach::No) | None => "gpu/staged, then net",
+            Some(DeviceReach::All) => GpuDataPath::Fused,
+            Some(DeviceReach::Memory) => GpuDataPath::FusedOnly,
+            Some(DeviceReach::Failed) => GpuDataPath::Staged(StagedBecause::ProbeFailed),
+            Some(DeviceReach::Refused) => GpuDataPath::Staged(StagedBecause::NoPeerAccess),
+            Some(DeviceReach::No) | None if self.is_near => {
+                GpuDataPath::Staged(StagedBecause::OneHost)
+            }
+            Some(DeviceReach::No) | None => GpuDataPath::Staged(StagedBecause::SeveralHosts),
         }
     }
 
@@ -280,10 +289,12 @@ impl Gpu {
 
     /// How a fused call runs, in words; it has no algorithm to be asked for.
     fn fused(&self) -> &'static str {
-        match (self.transport(), self.asked.algorithm.is_some()) {
-            ("gpu/fused", true) => "gpu/fused, not as asked",
-            ("gpu/fused by ipc", true) => "gpu/fused by ipc, not as asked",
-            (transport, _) => transport,
+        match self.data_path() {
+            GpuDataPath::Fused if self.asked.algorithm.is_some() => "gpu/fused, not as asked",
+            GpuDataPath::FusedByIpc if self.asked.algorithm.is_some() => {
+                "gpu/fused by ipc, not as asked"
+            }
+            data_path => data_path.name(),
         }
     }
 

@@ -26,6 +26,7 @@ mod probe;
 mod watchdog;
 
 use super::super::call::Call;
+use super::data_path::GpuDataPath;
 use super::fused::launch::has_room;
 use super::p2p::processes::{P2pProcesses, Prepared};
 use super::staging::{NAP, StreamWaitCheck, wait_for};
@@ -210,9 +211,9 @@ impl IpcRank {
         }
     }
 
-    /// How calls have run so far, in words.
-    pub fn transport(&self) -> &'static str {
-        if self.has_detoured { "gpu/fused by ipc, or gpu/staged" } else { "gpu/fused by ipc" }
+    /// How calls have run so far.
+    pub(in crate::communicator::gpu) fn data_path(&self) -> GpuDataPath {
+        if self.has_detoured { GpuDataPath::FusedByIpcOrStaged } else { GpuDataPath::FusedByIpc }
     }
 
     pub fn pages(&self) -> &DevicePages {
