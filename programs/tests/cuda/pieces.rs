@@ -134,7 +134,7 @@ fn pieces_of_a_fabric_that_fails_go_through_the_host() {
         let mapped = Mapped::new(&bench, 2, Some(Carrier::Fabric));
         mapped.check_sum(&comm, &bench, 2);
         let says = transport(&comm);
-        assert!(says.contains("or pinned"), "{says}");
+        assert!(says.contains("or gpu/staged"), "{says}");
         plain.check_sum(&comm, &bench, 3);
         // Where nothing fails they go to the peers.
         mapped.check_sum(&parent, &bench, 4);
@@ -173,7 +173,7 @@ fn pieces_that_do_not_travel_go_through_the_host() {
             mapped.check_sum(&comm, &bench, 3);
             check_sum(&comm, &bench, 10);
             let says = transport(&comm);
-            assert_eq!(says.contains("or pinned"), is_within_reach(2), "{says}");
+            assert_eq!(says.contains("or gpu/staged"), is_within_reach(2), "{says}");
             mapped.check_sum(&comm, &bench, 4);
         }
         drop(comm);
