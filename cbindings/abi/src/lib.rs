@@ -22,7 +22,7 @@ const SOURCES: [&str; 11] = [
     "calls/vector",
     "calls/stream",
     "memory",
-    "calls/reduction",
+    "calls/red_op",
     "comm/explain",
 ];
 

@@ -214,12 +214,15 @@ fn ours() -> BTreeMap<Named, Vec<i64>> {
 }
 
 /// The library's own, which no driver knows of.
-const OWN: [(&str, &str); 5] = [
+const OWN: [(&str, &str); 8] = [
     ("driver", "OLDEST"),
     // The driver's, but a macro with a cast in C: `#define CU_STREAM_PER_THREAD ((CUstream)0x2)`.
     ("event", "PER_THREAD_STREAM"),
     ("fused", "LARGEST_TILE"),
+    ("fused", "LEAST_THREADS"),
+    ("fused", "PAIR_TILE"),
     ("fused", "SMALLEST_TILE"),
+    ("fused", "WARP"),
     ("launch_order", "PAGE"),
 ];
 
