@@ -127,7 +127,7 @@ def test_what_is_explained(one):
 @pytest.mark.parametrize(
     "setting,value",
     [
-        ("sockets", WIDE + 1),
+        ("nsocks", WIDE + 1),
         ("timeout_ms", WIDER + 5),
         ("init_timeout_ms", -WIDER + 5),
         ("device", WIDE - 1),
@@ -151,7 +151,7 @@ def test_settings_that_fit():
         timeout_ms=2**62, deterministic=True, spins=np.int32(3), nsocks=2.0, algorithm="ring"
     )
     native = settings.native()
-    held = native.timeoutMs, native.deterministic, native.spins, native.sockets, native.algorithm
+    held = native.timeoutMs, native.deterministic, native.spins, native.nsocks, native.algorithm
     assert held == (2**62, 1, 3, 2, b"ring")
 
 
