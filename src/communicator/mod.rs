@@ -109,10 +109,12 @@ const WARNINGS: u32 = 1;
 const EVERY_CALL: u32 = 2;
 
 impl Communicator {
+    /// This rank's number, from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
+    /// The number of ranks.
     pub fn nranks(&self) -> usize {
         self.nranks
     }

@@ -112,23 +112,18 @@ impl Communicator {
     ///
     /// let comm = Communicator::from_url(
     ///     Some("tcp://127.0.0.1:29500"), Some(1), Some(0), &Config::default())?;
-    /// assert_eq!((comm.rank(), comm.size()), (0, 1));
+    /// assert_eq!((comm.rank(), comm.nranks()), (0, 1));
     /// # Ok::<(), ringcomm::Error>(())
     /// ```
     pub fn from_url(
         url: Option<&str>,
-        size: Option<usize>,
+        nranks: Option<usize>,
         rank: Option<usize>,
         config: &Config,
     ) -> Result<Communicator> {
         let lookup = |name: &str| std::env::var(name).ok();
-        let found = detect(lookup, url, rank, size)?;
+        let found = detect(lookup, url, rank, nranks)?;
         Communicator::init_found(&found, config)
-    }
-
-    /// The number of ranks.
-    pub fn size(&self) -> usize {
-        self.nranks()
     }
 
     /// Combine `send` of all ranks element by element into `recv` of every rank. Both are as long,
@@ -157,8 +152,8 @@ impl Communicator {
 
     /// [`Communicator::all_reduce`] with the result where the input was.
     pub fn all_reduce_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        let whole = (buffer.as_ptr(), buffer.as_mut_ptr());
-        self.at(Collective::AllReduce, whole, (buffer.len(), op, 0))
+        let (whole, count) = (buffer.as_mut_ptr(), buffer.len());
+        self.at(Collective::AllReduce, (whole.cast_const(), whole), (count, op, 0))
     }
 
     /// Combine `send` of all ranks into `recv` of rank `root`; the others give `None`.
@@ -175,8 +170,8 @@ impl Communicator {
 
     /// Copy `buffer` of rank `root` into that of every other rank.
     pub fn broadcast<T: Element>(&self, buffer: &mut [T], root: usize) -> Result<()> {
-        let whole = (buffer.as_ptr(), buffer.as_mut_ptr());
-        self.at(Collective::Broadcast, whole, (buffer.len(), ReduceOp::Sum, root))
+        let (whole, count) = (buffer.as_mut_ptr(), buffer.len());
+        self.at(Collective::Broadcast, (whole.cast_const(), whole), (count, ReduceOp::Sum, root))
     }
 
     /// Collect `send` of all ranks, one after the other, in `recv` of every rank.
@@ -335,7 +330,7 @@ mod tests {
 
     fn every_collective<T: Element + PartialEq + Debug>(number: impl Fn(usize) -> T + Sync) {
         on_ranks(|comm| {
-            let (rank, n) = (comm.rank(), comm.size());
+            let (rank, n) = (comm.rank(), comm.nranks());
             let all =
                 |of: &dyn Fn(usize) -> usize| (0..n).map(|r| number(of(r))).collect::<Vec<T>>();
             let (mine, zero) = ([number(rank + 1); 2], number(0));

@@ -27,8 +27,8 @@
 //! peer had sent is read. The caller looks at deaths and aborts between two polls; no call of a
 //! transport waits for either.
 //!
-//! **Abort.** Nothing is to be done: the caller stops to call. [`Endpoint::end`] and dropping the
-//! endpoint close everything.
+//! **Abort.** Nothing is to be done: the caller makes no more calls. [`Endpoint::end`] and dropping
+//! the endpoint close everything.
 //!
 //! **Lack of memory.** [`Endpoint::shortage`] says so, and calls on the connection do nothing.
 //!
