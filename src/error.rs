@@ -128,8 +128,12 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// The last operating system error, with what was being done.
     pub fn system(what: impl Into<String>) -> Error {
-        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
-        Error::System { what: what.into(), errno }
+        Error::os(what, std::io::Error::last_os_error())
+    }
+
+    /// What a system call answered, with what was being done.
+    pub fn os(what: impl Into<String>, error: impl Into<std::io::Error>) -> Error {
+        Error::System { what: what.into(), errno: error.into().raw_os_error().unwrap_or(0) }
     }
 
     /// The same where ranks were counted in another way: `name` gives their own numbers, also for

@@ -1,27 +1,13 @@
 //! This machine: its name for people who read an error, and what tells whether two ranks share it.
-#![allow(unsafe_code)]
 
 use crate::fork::Once;
 use sha2::{Digest, Sha256};
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// Bytes of a host name, with its end: Linux allows 64 and the NUL.
-const BYTES: usize = 65;
-
 /// The name of this host, as `hostname` prints it; empty where the system gives none.
 pub fn name() -> &'static str {
     static NAME: Once<String> = Once::new();
-    NAME.get_or_make(|| {
-        let mut bytes = [0u8; BYTES];
-        // SAFETY: the pointer and length are those of a live array.
-        let result = unsafe { libc::gethostname(bytes.as_mut_ptr().cast(), BYTES) };
-        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(0);
-        if result == 0 {
-            String::from_utf8_lossy(&bytes[..end]).into_owned()
-        } else {
-            String::new()
-        }
-    })
+    NAME.get_or_make(|| rustix::system::uname().nodename().to_string_lossy().into_owned())
 }
 
 /// What the kernel draws anew whenever the machine starts; empty where it does not say it.
@@ -62,8 +48,7 @@ pub fn identity(given: Option<&str>) -> [u8; 32] {
 /// would be one, and their ranks would wait for each other in different memories: there, a process
 /// has an identity of its own.
 fn found(boot: &[u8], own: u64) -> [u8; 32] {
-    // SAFETY: the call takes nothing and always succeeds.
-    let user = unsafe { libc::geteuid() };
+    let user = rustix::process::geteuid().as_raw();
     let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     let mut hash = Sha256::new();
     if boot.is_empty() {

@@ -57,16 +57,13 @@ pub mod fork;
 #[doc(hidden)]
 pub mod host;
 #[doc(hidden)]
+pub mod os;
+#[doc(hidden)]
 pub mod plan;
-mod poll;
 #[doc(hidden)]
 pub mod suggest;
 #[doc(hidden)]
 pub mod sync;
-#[doc(hidden)]
-pub mod tcp_liveness;
-#[doc(hidden)]
-pub mod thread_signals;
 #[doc(hidden)]
 pub mod transport;
 #[doc(hidden)]

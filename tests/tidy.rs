@@ -22,9 +22,9 @@ const MOST_FUNCTION_LINES: usize = 70;
 const MOST_COLUMNS: usize = 100;
 
 /// The layer of every module: arrows point to lower numbers only.
-const LAYERS: [(&str, usize); 20] = [
-    ("poll", 0),
+const LAYERS: [(&str, usize); 18] = [
     ("error", 0),
+    ("os", 0),
     ("types", 0),
     ("config", 0),
     ("sync", 0),
@@ -32,8 +32,6 @@ const LAYERS: [(&str, usize); 20] = [
     ("fork", 0),
     ("suggest", 0),
     ("host", 0),
-    ("tcp_liveness", 0),
-    ("thread_signals", 0),
     ("plan", 1),
     ("device", 1),
     ("algorithm", 2),

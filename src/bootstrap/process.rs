@@ -3,10 +3,12 @@
 //!
 //! A process number alone names nobody for long: with its namespace and the time it was started at
 //! it does, as long as the machine runs.
-#![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
 use crate::host;
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+use rustix::rand::{GetRandomFlags, getrandom};
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
@@ -22,15 +24,10 @@ pub(super) fn random(bytes: &mut [u8]) -> Result<()> {
     let mut done = 0;
     while done < bytes.len() {
         let rest = &mut bytes[done..];
-        // SAFETY: the pointer and length are those of a live slice.
-        let got = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
-        if got < 0 {
-            let error = Error::system("reading the kernel's random generator");
-            if !matches!(error, Error::System { errno: libc::EINTR, .. }) {
-                return Err(error);
-            }
-        } else {
-            done += got as usize;
+        match getrandom(rest, GetRandomFlags::empty()) {
+            Ok(got) => done += got,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(Error::os("reading the kernel's random generator", error)),
         }
     }
     Ok(())
@@ -38,19 +35,15 @@ pub(super) fn random(bytes: &mut [u8]) -> Result<()> {
 
 /// The user that this process acts as.
 pub(super) fn user() -> u32 {
-    // SAFETY: no arguments, cannot fail.
-    unsafe { libc::geteuid() }
+    rustix::process::geteuid().as_raw()
 }
 
 /// What is told where `who` cannot take a connection for this reason, with what to do.
 pub(super) fn out_of_sockets(who: &str, errno: i32) -> String {
     let why = match errno {
         libc::EMFILE => {
-            // SAFETY: all zeroes is a valid limit.
-            let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
-            // SAFETY: the limit is live; should it not be to be had, it stays 0.
-            unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-            format!("its process may have {} files open; raise `ulimit -n`", limit.rlim_cur)
+            let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+            format!("its process may have {most} files open; raise `ulimit -n`")
         }
         libc::ENFILE => "its machine has all the files open that it may; raise fs.file-max".into(),
         libc::ENOBUFS | libc::ENOMEM => "its machine has no memory left for sockets".into(),
@@ -134,6 +127,7 @@ fn launcher_of(pid: u32) -> String {
 }
 
 #[cfg(test)]
+#[allow(unsafe_code)]
 mod tests {
     use super::*;
 

@@ -3,23 +3,17 @@
 //! A process number says nothing about a death, since the next process may get it; a descriptor of
 //! the process does. It becomes readable when the process has ended, whoever its parent is, and
 //! with its descriptor open no other process is ever mistaken for it.
-#![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
-use crate::poll::{entry, poll_for};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use crate::os::poll::{entry, poll_for};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 /// A descriptor of this process, for peers to watch.
 pub fn own_descriptor() -> Result<OwnedFd> {
-    // SAFETY: the call takes two numbers; the descriptor that comes back is ours.
-    unsafe {
-        let raw = libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0);
-        if raw < 0 {
-            return Err(Error::system("watching processes (pidfd_open needs Linux 5.3)"));
-        }
-        Ok(OwnedFd::from_raw_fd(raw as libc::c_int))
-    }
+    pidfd_open(getpid(), PidfdFlags::empty())
+        .map_err(|error| Error::os("watching processes (pidfd_open needs Linux 5.3)", error))
 }
 
 /// Watches the processes of other ranks.
@@ -67,25 +61,20 @@ impl Liveness {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::Pid;
+    use std::process::{Child, Command, Stdio};
 
-    /// A child that waits to be killed.
-    fn child() -> (libc::pid_t, OwnedFd) {
-        // SAFETY: the child only makes system calls; its descriptor is ours.
-        unsafe {
-            let pid = libc::fork();
-            if pid == 0 {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                libc::pause();
-                libc::_exit(1);
-            }
-            let raw = libc::syscall(libc::SYS_pidfd_open, pid, 0);
-            (pid, OwnedFd::from_raw_fd(raw as libc::c_int))
-        }
+    /// A child that waits for the end of its input, which is held here, and its descriptor.
+    fn child() -> (Child, OwnedFd) {
+        let child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("cat is there");
+        let pid = Pid::from_raw(child.id() as i32).expect("not 0");
+        (child, pidfd_open(pid, PidfdFlags::empty()).unwrap())
     }
 
     #[test]
     fn the_killed_rank_is_named_and_no_other() {
-        let (own, (one, first), (two, second)) = (own_descriptor().unwrap(), child(), child());
+        let (own, (mut one, first), (mut two, second)) =
+            (own_descriptor().unwrap(), child(), child());
         // Ranks in two batches.
         let mut processes: Vec<Option<OwnedFd>> = (0..BATCH + 3).map(|_| None).collect();
         processes[0] = Some(own);
@@ -93,18 +82,15 @@ mod tests {
         processes[BATCH + 2] = Some(second);
         let liveness = Liveness::new(processes);
         assert!(liveness.dead().is_empty());
-        // SAFETY: both are children of this test. Unreaped ones count as dead too.
-        unsafe { libc::kill(two, libc::SIGKILL) };
+        // Unreaped ones count as dead too.
+        two.kill().unwrap();
         while liveness.dead().is_empty() {
             std::thread::yield_now();
         }
         assert_eq!(liveness.dead(), [BATCH + 2]);
-        // SAFETY: as above.
-        unsafe {
-            libc::waitpid(two, std::ptr::null_mut(), 0);
-            libc::kill(one, libc::SIGKILL);
-            libc::waitpid(one, std::ptr::null_mut(), 0);
-        }
+        two.wait().unwrap();
+        one.kill().unwrap();
+        one.wait().unwrap();
         assert_eq!(liveness.dead(), [5, BATCH + 2]);
     }
 }

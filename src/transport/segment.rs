@@ -6,12 +6,13 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
+use rustix::fs::{self, MemfdFlags, SealFlags};
 use std::ffi::CStr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::null_mut;
 
 /// No change of size, and no change of that.
-const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// Zeroed memory, shared with whoever has the descriptor. Pages take room once they are touched.
 pub struct Segment {
@@ -73,40 +74,23 @@ impl Drop for Segment {
 
 /// An anonymous file of `bytes` zeros whose size is fixed for ever.
 pub(super) fn sealed_file(label: &CStr, bytes: usize) -> Result<OwnedFd> {
-    // SAFETY: the label is a string; the descriptor that comes back is ours.
-    let file = unsafe {
-        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        let raw = libc::memfd_create(label.as_ptr(), flags);
-        if raw < 0 {
-            return Err(Error::system("creating shared memory (memfd_create)"));
-        }
-        OwnedFd::from_raw_fd(raw)
-    };
-    let size = libc::off_t::try_from(bytes)
-        .map_err(|_| Error::argument(format!("{bytes} bytes of shared memory are too many")))?;
-    // SAFETY: calls on a descriptor that we hold.
-    let sealed = unsafe {
-        libc::ftruncate(file.as_raw_fd(), size) == 0
-            && libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) == 0
-    };
-    if sealed {
-        Ok(file)
-    } else {
-        Err(Error::system(format!("sizing {bytes} bytes of shared memory")))
+    let file = fs::memfd_create(label, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .map_err(|error| Error::os("creating shared memory (memfd_create)", error))?;
+    if i64::try_from(bytes).is_err() {
+        return Err(Error::argument(format!("{bytes} bytes of shared memory are too many")));
     }
+    fs::ftruncate(&file, bytes as u64)
+        .and_then(|()| fs::fcntl_add_seals(&file, SEALS))
+        .map_err(|error| Error::os(format!("sizing {bytes} bytes of shared memory"), error))?;
+    Ok(file)
 }
 
 /// Refuse a descriptor whose memory is not `bytes` long, or could change its size.
 pub(super) fn check(descriptor: &OwnedFd, bytes: usize) -> Result<()> {
-    // SAFETY: calls on a descriptor that we hold, into a structure of our own.
-    let (seals, size) = unsafe {
-        let mut status: libc::stat = std::mem::zeroed();
-        if libc::fstat(descriptor.as_raw_fd(), &mut status) != 0 {
-            return Err(Error::system("inspecting a peer's shared memory"));
-        }
-        (libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS), status.st_size)
-    };
-    if seals < 0 || seals & SEALS != SEALS {
+    let size = fs::fstat(descriptor)
+        .map_err(|error| Error::os("inspecting a peer's shared memory", error))?
+        .st_size;
+    if !fs::fcntl_get_seals(descriptor).is_ok_and(|seals| seals.contains(SEALS)) {
         return Err(Error::usage(
             "a peer sent shared memory that is not sealed against resizing; it is refused",
         ));
@@ -143,6 +127,7 @@ pub(super) unsafe fn map_at(
         flags |= libc::MAP_FIXED;
     }
     let access = libc::PROT_READ | libc::PROT_WRITE;
+    // By the C library's function, which tells ThreadSanitizer that the memory is new.
     // SAFETY: the caller's promise.
     let address = unsafe { libc::mmap(target.cast(), bytes, access, flags, descriptor, 0) };
     if address == libc::MAP_FAILED {
@@ -195,11 +180,7 @@ mod tests {
 
     #[test]
     fn memory_that_could_shrink_is_refused() {
-        // SAFETY: a fresh descriptor of our own.
-        let open = unsafe {
-            let raw = libc::memfd_create(c"open".as_ptr(), libc::MFD_ALLOW_SEALING);
-            OwnedFd::from_raw_fd(raw)
-        };
+        let open = fs::memfd_create(c"open", MemfdFlags::ALLOW_SEALING).unwrap();
         std::fs::File::from(open.try_clone().unwrap()).set_len(4096).unwrap();
         let text = Segment::map(open, 4096).err().unwrap().to_string();
         assert!(text.contains("not sealed"), "{text}");

@@ -13,6 +13,8 @@ use super::segment::{map_at, sealed_file, unmap};
 use crate::error::{Error, Result};
 use crate::fork::{self, ForkSafeMutex};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::rand::{GetRandomFlags, getrandom};
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fs::File;
@@ -99,8 +101,7 @@ thread_local! {
 }
 
 pub(super) fn page() -> usize {
-    // SAFETY: asks for a constant.
-    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+    rustix::param::page_size()
 }
 
 /// Bytes of the file of a region: the region in whole pages and one page for the mark.
@@ -222,10 +223,9 @@ pub fn allocate(bytes: usize) -> Result<*mut u8> {
 /// The highest bit stays clear and the lowest is set: 0 and the greatest numbers mean other things.
 fn random_number() -> Result<u64> {
     let mut bytes = [0; 8];
-    // SAFETY: the array has that many bytes.
-    if unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) } != 8 {
-        return Err(Error::system("reading random bytes (getrandom)"));
-    }
+    // The kernel gives so few at once.
+    getrandom(&mut bytes, GetRandomFlags::empty())
+        .map_err(|error| Error::os("reading random bytes (getrandom)", error))?;
     Ok(u64::from_ne_bytes(bytes) >> 1 | 1)
 }
 
@@ -264,10 +264,8 @@ fn withdraw(region: &Region) {
     if region.is_childs_too() {
         return;
     }
-    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    let bytes = region.bytes as libc::off_t;
-    // SAFETY: a call on a descriptor that we hold.
-    unsafe { libc::fallocate(region.file.as_raw_fd(), mode, 0, bytes) };
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let _ = fallocate(&region.file, mode, 0, region.bytes as u64);
 }
 
 /// Let peers in other processes use a range of the user's directly; a handle for [`deregister`].

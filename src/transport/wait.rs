@@ -376,19 +376,19 @@ mod asymmetric {
 #[cfg(not(loom))]
 mod futex {
     use super::*;
+    use rustix::thread::{Timespec, futex};
 
     pub fn sleep(word: &AtomicU32, time: Duration) {
-        let (tv_sec, tv_nsec) = (time.as_secs() as libc::time_t, time.subsec_nanos().into());
-        let time = libc::timespec { tv_sec, tv_nsec };
-        // SAFETY: the word outlives the call; the futex is shared because peers are processes.
-        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, 1, &time) };
+        let time = Timespec::try_from(time).expect("a deadline within ages");
+        // Shared, because peers are processes. It may end early, or not begin.
+        let _ = futex::wait(word, futex::Flags::empty(), 1, Some(&time));
     }
 
     #[cold]
     pub fn wake(word: &AtomicU32) {
         word.store(0, Relaxed);
-        // SAFETY: as above.
-        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) };
+        // A word is always where it was.
+        let _ = futex::wake(word, futex::Flags::empty(), 1);
     }
 }
 

@@ -8,6 +8,7 @@
 
 use super::job;
 use ringcomm::error::{Error, Result};
+use rustix::thread::{Timespec, futex};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -85,17 +86,10 @@ impl From<Error> for Broken {
 impl Board {
     pub fn new(nranks: usize) -> Result<Board> {
         // Inherited by the rank processes, hence no MFD_CLOEXEC.
-        // SAFETY: a literal name; a fresh descriptor comes back.
-        let fd = unsafe { libc::memfd_create(c"ring-perf".as_ptr(), 0) };
-        if fd < 0 {
-            return Err(Error::system("memfd_create"));
-        }
-        // SAFETY: just made, owned by nobody else.
-        let file = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: our descriptor; the length fits any file.
-        if unsafe { libc::ftruncate(fd, length(nranks) as libc::off_t) } != 0 {
-            return Err(Error::system("sizing the board"));
-        }
+        let file = rustix::fs::memfd_create(c"ring-perf", rustix::fs::MemfdFlags::empty())
+            .map_err(|error| Error::os("memfd_create", error))?;
+        rustix::fs::ftruncate(&file, length(nranks) as u64)
+            .map_err(|error| Error::os("sizing the board", error))?;
         Board::map(file, nranks)
     }
 
@@ -227,19 +221,17 @@ impl Board {
         if header.generation.load(Ordering::SeqCst) == generation {
             // A tenth of a second: how soon a stopped run is noticed by a sleeper that is not
             // woken.
-            let timeout = libc::timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-            let word = header.generation.as_ptr();
-            // SAFETY: the word is an aligned part of the mapping, the timeout outlives the call.
-            unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, generation, &timeout) };
+            let timeout = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+            let (word, shared) = (&header.generation, futex::Flags::empty());
+            let _ = futex::wait(word, shared, generation, Some(&timeout));
         }
         // SeqCst: pairs with the load of the last rank in `barrier`.
         header.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
     fn wake(&self) {
-        let word = self.header().generation.as_ptr();
-        // SAFETY: the word is an aligned part of the mapping.
-        unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX) };
+        let (word, shared) = (&self.header().generation, futex::Flags::empty());
+        let _ = futex::wake(word, shared, i32::MAX as u32);
     }
 
     /// Rank 0 decides before a barrier, everyone reads after it.

@@ -100,18 +100,11 @@ pub fn run_job(
 }
 
 fn pipe() -> Result<(OwnedFd, OwnedFd)> {
-    let mut ends = [0; 2];
-    // SAFETY: room for two descriptors.
-    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
-        return Err(Error::system("pipe2"));
-    }
-    // SAFETY: two fresh descriptors, owned by nobody else.
-    let ends = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
+    let ends = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+        .map_err(|error| Error::os("pipe2", error))?;
     // The children inherit the end they write to.
-    // SAFETY: a descriptor of ours.
-    if unsafe { libc::fcntl(ends.1.as_raw_fd(), libc::F_SETFD, 0) } != 0 {
-        return Err(Error::system("fcntl"));
-    }
+    rustix::io::fcntl_setfd(&ends.1, rustix::io::FdFlags::empty())
+        .map_err(|error| Error::os("fcntl", error))?;
     Ok(ends)
 }
 

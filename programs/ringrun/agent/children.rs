@@ -57,8 +57,7 @@ pub fn prepare(command: &mut Command, orphan: Orphan, keep: Option<RawFd>) {
 
 /// The user that this process runs as.
 pub fn user() -> u32 {
-    // SAFETY: the call takes nothing and always succeeds.
-    unsafe { libc::geteuid() }
+    rustix::process::geteuid().as_raw()
 }
 
 /// Send a signal to a process group whose leader this process started and has not reaped.
@@ -155,10 +154,6 @@ pub fn random_hex<const N: usize>() -> io::Result<String> {
     let mut bytes = [0u8; N];
     // Up to 256 bytes come whole and uninterrupted, once the generator is seeded.
     assert!(N <= 256);
-    // SAFETY: the pointer and length are those of the array.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) };
-    if got != N as isize {
-        return Err(io::Error::last_os_error());
-    }
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -50,14 +50,7 @@ impl Watch {
 /// Let reads and writes return at once. Only for pipes of our own: the setting belongs to the open
 /// file, which others may share.
 pub fn set_nonblocking(file: &impl AsFd) -> io::Result<()> {
-    let fd = file.as_fd().as_raw_fd();
-    // SAFETY: a live descriptor; the call touches no memory.
-    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    // SAFETY: as above.
-    if flags < 0 || unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+    Ok(rustix::io::ioctl_fionbio(file, true)?)
 }
 
 /// Take over a descriptor that the parent left to this process under a number; processes that this
@@ -73,9 +66,8 @@ pub fn inherited(fd: RawFd) -> io::Result<OwnedFd> {
 
 /// Whether a terminal would stop this process for reading from it: it is in the background.
 pub fn is_background_terminal(file: &impl AsFd) -> bool {
-    // SAFETY: neither call touches memory; a descriptor that is no terminal gives -1.
-    let (foreground, own) = unsafe { (libc::tcgetpgrp(file.as_fd().as_raw_fd()), libc::getpgrp()) };
-    foreground >= 0 && foreground != own
+    rustix::termios::tcgetpgrp(file)
+        .is_ok_and(|foreground| foreground != rustix::process::getpgrp())
 }
 
 /// What one read gave.

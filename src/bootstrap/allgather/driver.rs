@@ -15,7 +15,7 @@ use crate::bootstrap::tcp::io::Network;
 use crate::bootstrap::tcp::pending::ProvenConnection;
 use crate::bootstrap::tcp::secure_frame::{Framed, StreamEnd};
 use crate::error::Result;
-use crate::tcp_liveness::{AckWatch, LOOK};
+use crate::os::tcp_liveness::{AckWatch, LOOK};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 

@@ -164,7 +164,7 @@ fn receive(
                 continue;
             }
             Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
-                return Err(socket::system("receiving the other ranks' descriptors", &error).into());
+                return Err(Error::os("receiving the other ranks' descriptors", error).into());
             }
             Err(_) => return Err(coordinator.died(meeting)),
         };

@@ -1,9 +1,10 @@
 //! A connection that has proved nothing yet: bounded in bytes and in time.
 
-use super::socket::{PeerCredentials, UnixSocket, is_not_yet};
+use super::socket::{UnixSocket, is_not_yet};
 use super::wire::{CHALLENGE_HEAD, Challenge, HELLO, LocalHello, PROOF};
 use super::{COORDINATOR, LocalRendezvous, MEMBER, nonce};
 use crate::bootstrap::admission::Unproven;
+use crate::os::sockets::PeerCredentials;
 use std::time::Instant;
 
 pub(super) struct LocalHandshake {

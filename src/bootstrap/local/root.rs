@@ -5,14 +5,15 @@
 use super::broadcast::{Outbox, TableBroadcast};
 use super::framing::{Arrived, FrameReader};
 use super::handshake::{HandshakeProgress, LocalHandshake};
-use super::socket::{self, PeerCredentials, UnixSocket};
+use super::socket::{self, UnixSocket};
 use super::wire::{self, Failure, FrameHeader, FrameKind, LocalHello};
 use super::{LocalRendezvous, Member, ProcessOrigin};
 use crate::bootstrap::admission::{Admission, PROOF_TIME, Unproven, is_passing};
 use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::process::out_of_sockets;
 use crate::error::Result;
-use crate::poll::poll;
+use crate::os::poll::poll;
+use crate::os::sockets::PeerCredentials;
 use std::io;
 use std::time::{Duration, Instant};
 

@@ -5,8 +5,8 @@
 
 use super::crypto::Seeded;
 use crate::bootstrap::tcp::io::{ByteStream, Network, ended};
-use crate::bootstrap::tcp::socket::{KEEPALIVE_S, USER_TIMEOUT};
-use crate::tcp_liveness::AckWatch;
+use crate::bootstrap::tcp::socket::{KEEPALIVE, USER_TIMEOUT};
+use crate::os::tcp_liveness::AckWatch;
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
@@ -194,7 +194,7 @@ impl Net {
 
     /// The kernels at the ends where they are to ask whether the other one is there, in vain.
     fn probe(&mut self, pipe: usize) {
-        let at = self.now + USER_TIMEOUT + Duration::from_secs(KEEPALIVE_S as u64);
+        let at = self.now + USER_TIMEOUT + KEEPALIVE;
         for side in 0..2 {
             let Side { health, asked, .. } = self.pipes[pipe].sides[side];
             if health || asked {

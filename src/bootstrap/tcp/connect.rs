@@ -10,7 +10,7 @@ use super::pending::{HandshakeBroken, ProvenConnection, shake};
 use super::socket::{KernelNetwork, TcpSocket};
 use crate::bootstrap::unique_id::UniqueId;
 use crate::error::{Error, Result};
-use crate::poll::entry;
+use crate::os::poll::entry;
 use std::io::ErrorKind::{ConnectionRefused, ConnectionReset, UnexpectedEof};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! A connection as a protocol sees it, whether a socket or a simulated one.
 
-use crate::tcp_liveness::AckWatch;
+use crate::os::tcp_liveness::AckWatch;
 use std::io;
 use std::net::SocketAddr;
 
@@ -38,7 +38,7 @@ pub trait Network {
     fn ask(&self, stream: &Self::Stream);
 
     /// Whether nobody acknowledges what is on its way, by this look and those before it, one every
-    /// [`LOOK`](crate::tcp_liveness::LOOK).
+    /// [`LOOK`](crate::os::tcp_liveness::LOOK).
     fn is_silent(&self, stream: &Self::Stream, before: &mut AckWatch) -> bool;
 }
 

@@ -9,7 +9,7 @@ use crate::bootstrap::addresses::best_few;
 use crate::bootstrap::unique_id::UniqueId;
 use crate::config::{AddressFamily, Config};
 use crate::error::{Error, Result};
-use crate::poll::entry;
+use crate::os::poll::entry;
 use std::io;
 use std::io::ErrorKind::{AddrInUse, AddrNotAvailable};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -33,8 +33,8 @@ pub use listener::{AuthListener, MOST_ADDRESSES, NetworkConfig};
 pub use pending::PendingPeers;
 pub use pending::{AdmissionStats, ProvenConnection};
 pub use secure_frame::{Framed, MAX_FRAME, OVERHEAD, Opener, Sealer, StreamEnd};
-pub use socket::{KernelNetwork, TcpSocket, is_deserted};
 #[cfg(test)]
-pub use socket::{USER_TIMEOUT, congestion_control};
+pub use socket::USER_TIMEOUT;
+pub use socket::{KernelNetwork, TcpSocket, is_deserted};
 
 pub use crate::error::Refusal;

@@ -3,7 +3,7 @@
 use super::handle::{Commands, Start};
 use super::state_machine::{ControlIdentity, Plane};
 use crate::bootstrap::tcp::{AuthListener, KernelNetwork, SharedSecret};
-use crate::poll::{entry, poll};
+use crate::os::poll::{entry, poll};
 use crate::sync::atomic::Ordering::*;
 use crate::transport::tcp::{LaneKeys, NewLane, SocketInbox};
 use std::sync::Arc;

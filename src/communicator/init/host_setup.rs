@@ -15,7 +15,7 @@ use crate::transport::cma::Sample;
 use crate::transport::pidfd;
 use crate::transport::segment::Segment;
 use crate::transport::shm_export::{Mailbox, MailboxSender};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -56,15 +56,36 @@ fn local_segment(number: u64, id: &UniqueId, rank: usize) -> Result<Arc<Segment>
     let local = LOCAL.lock();
     let found = local.get(&number).filter(|local| local.meeting == meeting && local.rank == rank);
     found.and_then(|local| local.segment.upgrade()).ok_or_else(|| {
-        let text = format!("rank {rank} gave up while the communicator was being made");
+        let failures = FAILURES.lock();
+        let why = failures.iter().find(|(of, _)| *of == number);
+        let why = why.map_or(String::new(), |(_, why)| format!(": {why}"));
+        let text = format!("rank {rank} gave up while the communicator was being made{why}");
         BootstrapError::there(Error::usage(text))
     })
+}
+
+/// What ranks of this process failed with after they had met, by their segments' numbers, the
+/// newest last: a thread that comes later finds those segments gone.
+static FAILURES: ForkSafeMutex<VecDeque<(u64, String)>> = ForkSafeMutex::new(VecDeque::new());
+
+/// Failures that are kept: more than ranks that fail at once.
+const MOST_FAILURES: usize = 256;
+
+/// Keep what a rank failed with, before its segment goes.
+pub(super) fn keep_failure(number: u64, error: &Error) {
+    let mut failures = FAILURES.lock();
+    if failures.len() == MOST_FAILURES {
+        failures.pop_front();
+    }
+    failures.push_back((number, error.to_string()));
 }
 
 /// A rank's view of all ranks, by rank, while it is being put together.
 pub(super) struct LocalSetup {
     pub rank: usize,
     pub map: SegmentMap,
+    /// The number of this rank's own segment among those of the process; 0 until it has one.
+    pub number: u64,
     pub segments: Vec<Option<Arc<Segment>>>,
     pub reach: Vec<Reach>,
     /// By rank: a number that the ranks of one host share.
@@ -156,6 +177,7 @@ impl LocalSetup {
         LocalSetup {
             rank,
             map,
+            number: 0,
             segments: (0..nranks).map(|_| None).collect(),
             reach: vec![Reach::Process; nranks],
             hosts: vec![0; nranks],
@@ -181,7 +203,8 @@ impl LocalSetup {
         patrol: Option<&Patrol>,
     ) -> Result<Vec<PeerInfo>, BootstrapError> {
         let SharedSegment { segment, mailbox, process, fds } = share;
-        let mine = PeerInfo { segment: register_segment(&segment, id, self.rank), ..*mine };
+        self.number = register_segment(&segment, id, self.rank);
+        let mine = PeerInfo { segment: self.number, ..*mine };
         let contribution = Contribution { payload: mine.pack(), process, fds };
         let place = locals.iter().position(|rank| *rank == self.rank).expect("it is one of them");
         let StopConditions { deadline, is_called_off, .. } = until;

@@ -95,7 +95,9 @@ impl Communicator {
         setup.profiled = Profiled::from_word(introductions[0].profiled);
         setup.seated.among(introductions.iter().map(|one| one.device == 1));
         setup.crowd = CoreCounts::of(&introductions, &mine);
+        let number = setup.number;
         assemble(setup, None, id, config, until.is_broken_off)
+            .inspect_err(|failed| host_setup::keep_failure(number, &failed.error))
     }
 
     /// As [`Communicator::init_unless`] for ranks that may be on several hosts, with a gate that is
@@ -203,22 +205,22 @@ fn assemble(
         profiled,
         seated,
         crowd,
+        ..
     } = setup;
     prepare();
-    let patience = SpinPolicy::new(crowd.ranks_here, crowd.cores_here, config.spins);
+    let spins = SpinPolicy::new(crowd.ranks_here, crowd.cores_here, config.spins);
     let segments = segments.into_iter().map(|segment| segment.expect("every rank has one"));
-    let mut links = Links::new(rank, map, segments.collect(), &reach, patience);
+    let mut links = Links::new(rank, map, segments.collect(), &reach, spins);
     let pages = links.pages();
     pages.mine().introduce(std::process::id(), host::name());
-    let outside = outside.map(|outside| outside.attach(&mut links, id, config));
-    let outside = outside.transpose().inspect_err(|error| tell(&pages, error))?;
+    let outside = outside.map(|outside| outside.attach(&mut links, id, config)).transpose();
+    let outside = outside.inspect_err(|error| tell(&pages, error))?;
     let memory = Registrations::new(links.one_process(), mailbox, senders);
     let topology = topology(&hosts, links.nranks, config);
     let around = around(&links, &topology, config);
     let (maker, cut) = (seated.maker, seated.any.then_some(around.portion_bytes));
-    let gpu = Gpu::seated(seated, rank, &bootstrap::rendezvous_name(id), &around, config)
-        .inspect_err(|error| tell(&pages, error))?;
-    // The others are about to measure the machine with this rank.
+    let gpu = Gpu::seated(seated, rank, &bootstrap::rendezvous_name(id), &around, config);
+    let gpu = gpu.inspect_err(|error| tell(&pages, error))?;
     let flight = FlightRecorder { pages: pages.clone(), number: number_of(id) };
     let track = TimelineWriter::new(&flight, &reach).inspect_err(|error| tell(&pages, error))?;
     let communicator = Communicator {

@@ -6,7 +6,7 @@
 
 use super::absent_ranks::Patrol;
 use super::calibrate::Profiled;
-use super::host_setup::{CoreCounts, LocalSetup, SharedSegment, StopConditions};
+use super::host_setup::{CoreCounts, LocalSetup, SharedSegment, StopConditions, keep_failure};
 use super::peer_info::{INTRODUCTION, PeerInfo};
 use crate::bootstrap::allgather::meet_unless;
 use crate::bootstrap::tcp::AuthListener;
@@ -199,7 +199,9 @@ impl Communicator {
             }
             return Err(unmet);
         }
+        let number = setup.number;
         super::assemble(setup, outside, id, config, until.is_broken_off)
+            .inspect_err(|failed| keep_failure(number, &failed.error))
     }
 }
 

@@ -4,16 +4,19 @@
 //! RINGCOMM_STATUS_DIR names a folder. The thread reads control pages and takes no lock that a call
 //! holds, so it answers while every other thread of the process hangs. It serves one asker at a
 //! time and gives none of them long.
-#![allow(unsafe_code)]
 
 use super::flight_recorder::{self, FlightRecorder, quote};
 use crate::error::{Error, Result};
 use crate::fork::ForkSafeMutex;
-use crate::poll::{EventFd, entry, poll};
-use crate::{fork, host, thread_signals};
+use crate::os::poll::{EventFd, entry, poll};
+use crate::os::sockets::{self, BACKLOG, PeerCredentials};
+use crate::os::thread_signals;
+use crate::{fork, host};
+use rustix::fs::{Mode, fchmod};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, bind};
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -140,37 +143,16 @@ fn listen(path: &Path) -> Result<UnixListener> {
     if path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket()) {
         let _ = std::fs::remove_file(path);
     }
-    // SAFETY: a zeroed address is a valid one.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    let bytes = path.as_os_str().as_bytes();
-    if bytes.len() >= address.sun_path.len() {
-        return Err(Error::System { what: what(), errno: libc::ENAMETOOLONG });
-    }
-    for (place, byte) in address.sun_path.iter_mut().zip(bytes) {
-        *place = *byte as libc::c_char;
-    }
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: the call takes no pointers.
-    let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
-    if fd < 0 {
-        return Err(Error::system(what()));
-    }
-    // SAFETY: the descriptor is new and nobody else's.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    let length = size_of_val(&address) as libc::socklen_t;
-    // The name gets the mode that the socket has, so it is never another.
-    // SAFETY: the descriptor is open; the pointer is to a live address, `length` its size.
-    let done = unsafe {
-        libc::fchmod(fd, 0o600) == 0
-            && libc::bind(fd, (&raw const address).cast(), length) == 0
-            && libc::listen(fd, libc::SOMAXCONN) == 0
+    let listening = || {
+        let address = SocketAddrUnix::new(path)?;
+        let socket = sockets::stream(AddressFamily::UNIX)?;
+        // The name gets the mode that the socket has, so it is never another.
+        fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+        bind(&socket, &address)?;
+        rustix::net::listen(&socket, BACKLOG)?;
+        Ok(UnixListener::from(socket))
     };
-    if !done {
-        return Err(Error::system(what()));
-    }
-    fork::let_go_in_child(fd);
-    Ok(UnixListener::from(socket))
+    listening().map_err(|error: Errno| Error::os(what(), error))
 }
 
 /// The thread: answers until it is to stop.
@@ -186,7 +168,8 @@ fn serve(listener: &UnixListener, stop: &EventFd) {
             continue;
         };
         fork::let_go_in_child(asker.as_raw_fd());
-        if is_same_user(&asker) && asker.set_nonblocking(true).is_ok() {
+        let is_same_user = PeerCredentials::of(&asker).is_ok_and(|asker| asker.is_same_user());
+        if is_same_user && asker.set_nonblocking(true).is_ok() {
             let until = Instant::now() + PATIENCE;
             if let Some(question) = read_line(&asker, stop, until) {
                 write_all(&asker, answer(question.trim()).as_bytes(), stop, until);
@@ -201,18 +184,6 @@ fn is_stopped(stop: &EventFd, fd: RawFd, events: libc::c_short, until: Instant) 
     // An error ends the sleep early.
     let _ = poll(&mut entries, until);
     entries[0].revents != 0
-}
-
-fn is_same_user(asker: &UnixStream) -> bool {
-    // SAFETY: zeroed credentials are valid; the kernel writes at most their size.
-    unsafe {
-        let mut who: libc::ucred = std::mem::zeroed();
-        let mut length = size_of_val(&who) as libc::socklen_t;
-        let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
-        let pointer = (&raw mut who).cast();
-        let asked = libc::getsockopt(asker.as_raw_fd(), level, option, pointer, &mut length);
-        asked == 0 && who.uid == libc::geteuid()
-    }
 }
 
 /// A line of at most [`QUESTION_BYTES`].

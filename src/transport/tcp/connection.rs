@@ -352,10 +352,7 @@ mod tests {
         // The kernels of both ends hold less than this.
         let bytes = vec![0; 64 << 20];
         let lane = &connection.lanes[0];
-        // SAFETY: the bytes outlive the call.
-        let sent = unsafe {
-            libc::send(lane.fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT)
-        };
+        let sent = lane.send_unframed(&bytes).unwrap();
         assert!(sent > 0 && !connection.is_delivered());
         connection.end();
         second.set_nonblocking(true).unwrap();

@@ -6,8 +6,13 @@ use super::inbound::{FrameAdmission, Inbound, PayloadTarget};
 use super::outbound::Outbound;
 use super::protect::{LaneKeys, PayloadCipher, TAG_BYTES, checksum};
 use crate::config::Protection;
-use crate::tcp_liveness::AckWatch;
-use std::io;
+use crate::os::tcp_liveness::AckWatch;
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvFlags, RecvMsg, SendAncillaryBuffer, SendFlags, Shutdown, recvmsg,
+    sendmsg, shutdown,
+};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// Bytes that a read may fetch beyond what is asked for: small messages come whole with one call,
@@ -88,6 +93,12 @@ impl DataSocket {
         self.socket.as_raw_fd()
     }
 
+    /// Write what no right end writes.
+    #[cfg(test)]
+    pub fn send_unframed(&self, bytes: &[u8]) -> Result<usize, Errno> {
+        rustix::net::send(&self.socket, bytes, SendFlags::DONTWAIT)
+    }
+
     /// Whether a read could lead anywhere.
     pub fn wants_input(&self) -> bool {
         !self.stalled
@@ -104,8 +115,8 @@ impl DataSocket {
 
     /// Say that nothing more is written, so that the other end acknowledges at once what came.
     pub fn end(&self) {
-        // SAFETY: the call takes no pointer. One that has ended already is no harm.
-        unsafe { libc::shutdown(self.fd(), libc::SHUT_WR) };
+        // One that has ended already is no harm.
+        let _ = shutdown(&self.socket, Shutdown::Write);
     }
 
     /// Whether the other end's kernel has every byte that was written.
@@ -138,14 +149,14 @@ impl DataSocket {
             // SAFETY: the payload is valid until the message is done.
             let payload =
                 unsafe { std::slice::from_raw_parts(message.payload.cast_const(), message.length) };
-            match send(self.fd(), [&message.header, payload, &message.tag[..tag]], done) {
+            match send(&self.socket, [&message.header, payload, &message.tag[..tag]], done) {
                 Ok(sent) if done + sent == total => {
                     outbound.done(position);
                     self.writing = None;
                 }
                 Ok(sent) => self.writing = Some((position, done + sent)),
-                Err(error) if is_not_yet(&error) => return Ok(()),
-                Err(error) => return Err(SocketBroken::System(error)),
+                Err(error) if is_not_yet(error) => return Ok(()),
+                Err(error) => return Err(SocketBroken::System(error.into())),
             }
         }
     }
@@ -171,8 +182,7 @@ impl DataSocket {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
             let free = &mut self.buffer[self.end..];
-            let (pointer, length) = (free.as_mut_ptr(), free.len());
-            match receive(self.socket.as_raw_fd(), (std::ptr::null_mut(), 0), (pointer, length))? {
+            match receive(&self.socket, &mut [], free)? {
                 None => return Ok(false),
                 Some(got) => self.end += got,
             }
@@ -212,9 +222,10 @@ impl DataSocket {
         if body.done < total {
             (self.start, self.end) = (0, 0);
             let ahead = if total >= LONG { FRAME_BYTES } else { AHEAD };
-            let rest = (body.place.address.wrapping_add(body.done), total - body.done);
-            let ahead = (self.buffer.as_mut_ptr(), ahead);
-            match receive(self.socket.as_raw_fd(), rest, ahead)? {
+            let (rest, left) = (body.place.address.wrapping_add(body.done), total - body.done);
+            // SAFETY: as above; what was copied has come before.
+            let rest = unsafe { std::slice::from_raw_parts_mut(rest, left) };
+            match receive(&self.socket, rest, &mut self.buffer[..ahead])? {
                 None => return Ok(false),
                 Some(got) => {
                     let here = got.min(total - body.done);
@@ -257,57 +268,32 @@ impl DataSocket {
     }
 }
 
-fn is_not_yet(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+fn is_not_yet(error: Errno) -> bool {
+    matches!(error, Errno::AGAIN | Errno::INTR)
 }
 
 /// Send what follows the first `done` bytes of three blocks.
-fn send(fd: RawFd, blocks: [&[u8]; 3], done: usize) -> io::Result<usize> {
-    let mut skip = done;
-    let mut vectors = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 3];
-    let mut used = 0;
-    for block in blocks {
-        let skipped = skip.min(block.len());
-        skip -= skipped;
-        if skipped < block.len() {
-            let base = block[skipped..].as_ptr().cast_mut().cast();
-            vectors[used] = libc::iovec { iov_base: base, iov_len: block.len() - skipped };
-            used += 1;
-        }
-    }
-    // SAFETY: zeroed is a valid message header; the vectors outlive the call.
-    let sent = unsafe {
-        let mut message: libc::msghdr = std::mem::zeroed();
-        message.msg_iov = vectors.as_mut_ptr();
-        message.msg_iovlen = used as _;
-        libc::sendmsg(fd, &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
-    };
-    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
+fn send(socket: &OwnedFd, blocks: [&[u8]; 3], done: usize) -> Result<usize, Errno> {
+    let mut slices = blocks.map(IoSlice::new);
+    let mut rest = &mut slices[..];
+    IoSlice::advance_slices(&mut rest, done);
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    sendmsg(socket, rest, &mut SendAncillaryBuffer::default(), flags)
 }
 
 /// Receive into `first`, what does not fit into `second`; `None` where nothing is there.
 fn receive(
-    fd: RawFd,
-    first: (*mut u8, usize),
-    second: (*mut u8, usize),
+    socket: &OwnedFd,
+    first: &mut [u8],
+    second: &mut [u8],
 ) -> Result<Option<usize>, SocketBroken> {
-    let vector =
-        |(base, length): (*mut u8, usize)| libc::iovec { iov_base: base.cast(), iov_len: length };
-    let mut vectors = [vector(first), vector(second)];
-    let used = if first.1 == 0 { &mut vectors[1..] } else { &mut vectors[..] };
-    // SAFETY: zeroed is a valid message header; the vectors outlive the call and are writable.
-    let got = unsafe {
-        let mut message: libc::msghdr = std::mem::zeroed();
-        message.msg_iov = used.as_mut_ptr();
-        message.msg_iovlen = used.len() as _;
-        libc::recvmsg(fd, &mut message, libc::MSG_DONTWAIT)
-    };
-    match got {
-        0 => Err(SocketBroken::Closed),
-        got if got > 0 => Ok(Some(got as usize)),
-        _ => match io::Error::last_os_error() {
-            error if is_not_yet(&error) => Ok(None),
-            error => Err(SocketBroken::System(error)),
-        },
+    let mut slices = [IoSliceMut::new(first), IoSliceMut::new(second)];
+    let slices = if slices[0].is_empty() { &mut slices[1..] } else { &mut slices[..] };
+    let mut none = RecvAncillaryBuffer::default();
+    match recvmsg(socket, slices, &mut none, RecvFlags::DONTWAIT) {
+        Ok(RecvMsg { bytes: 0, .. }) => Err(SocketBroken::Closed),
+        Ok(got) => Ok(Some(got.bytes)),
+        Err(error) if is_not_yet(error) => Ok(None),
+        Err(error) => Err(SocketBroken::System(error.into())),
     }
 }

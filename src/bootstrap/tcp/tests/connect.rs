@@ -1,7 +1,7 @@
 use super::*;
 use crate::bootstrap::tcp::hello::{ANYONE, Purpose};
 use crate::bootstrap::tcp::io::ByteStream;
-use crate::tcp_liveness::AckWatch;
+use crate::os::tcp_liveness::AckWatch;
 use std::io;
 use std::sync::{Arc, Mutex};
 

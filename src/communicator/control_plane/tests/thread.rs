@@ -2,7 +2,7 @@
 
 use super::{ConnectionFault, ControlThread, Start};
 use crate::bootstrap::UniqueId;
-use crate::bootstrap::tcp::{AuthListener, NetworkConfig, USER_TIMEOUT, congestion_control};
+use crate::bootstrap::tcp::{AuthListener, NetworkConfig, USER_TIMEOUT};
 use crate::config::Protection;
 use crate::executor::control_block::Life;
 use crate::executor::control_block::shrink_board::{Announcement, Phase};
@@ -13,7 +13,6 @@ use crate::transport::segment::Segment;
 use crate::transport::tcp::{LaneKeys, NewLane, Settings, SocketInbox, TcpEndpoint};
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -229,7 +228,7 @@ fn end(NewLane { socket, keys: LaneKeys { send, receive }, .. }: NewLane) -> End
     // It goes over loopback, which nothing has to pace; a system may allow nobody to say so.
     let allowed = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
     let is_allowed = std::fs::read_to_string(allowed).is_ok_and(|names| names.contains("reno"));
-    assert!(!is_allowed || congestion_control(socket.as_raw_fd()) == "reno");
+    assert!(!is_allowed || rustix::net::sockopt::tcp_congestion(&socket).unwrap() == "reno");
     let socket = TcpStream::from(socket);
     [(send, socket.local_addr().unwrap().port()), (receive, socket.peer_addr().unwrap().port())]
 }

@@ -10,6 +10,7 @@ use crate::device::cuda::driver::{
     INVALID_VALUE, MemLocation, NOT_PERMITTED, NOT_SUPPORTED, Physical, Wanted,
 };
 use crate::error::{Error, Result};
+use rustix::fs::{MemfdFlags, memfd_create};
 use std::ffi::c_void;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -164,15 +165,11 @@ impl PhysicalPiece {
 
 /// A file in memory that says just this.
 fn wrapped(value: &[u8]) -> Result<OwnedFd> {
-    let failed = || Error::system("sharing a piece of the CUDA device's memory (memfd_create)");
-    // SAFETY: a C string.
-    let raw = unsafe { libc::memfd_create(c"ringcomm-fabric".as_ptr(), libc::MFD_CLOEXEC) };
-    if raw < 0 {
-        return Err(failed());
-    }
-    // SAFETY: just made, and ours.
-    let file = File::from(unsafe { OwnedFd::from_raw_fd(raw) });
-    file.write_all_at(value, 0).map_err(|_| failed())?;
+    let what = "sharing a piece of the CUDA device's memory (memfd_create)";
+    let file = memfd_create(c"ringcomm-fabric", MemfdFlags::CLOEXEC)
+        .map_err(|error| Error::os(what, error))?;
+    let file = File::from(file);
+    file.write_all_at(value, 0).map_err(|error| Error::os(what, error))?;
     Ok(OwnedFd::from(file))
 }
 

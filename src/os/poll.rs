@@ -2,8 +2,9 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
+use rustix::event::{EventfdFlags, eventfd};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 /// The longest sleep at once; whoever wants more sleeps again.
@@ -44,25 +45,18 @@ pub struct EventFd(OwnedFd);
 
 impl EventFd {
     pub fn new() -> Result<EventFd> {
-        // SAFETY: the call takes no pointers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(Error::system("making an eventfd"));
-        }
-        // SAFETY: the descriptor is new and nobody else's.
-        Ok(EventFd(unsafe { OwnedFd::from_raw_fd(fd) }))
+        let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        made.map(EventFd).map_err(|error| Error::os("making an eventfd", error))
     }
 
     pub fn raise(&self) {
-        let one = 1u64;
-        // SAFETY: eight bytes, as an eventfd takes them; a full one is raised anyway.
-        unsafe { libc::write(self.raw(), (&raw const one).cast(), 8) };
+        // A full one is raised anyway.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
     pub fn lower(&self) {
-        let mut count = 0u64;
-        // SAFETY: eight bytes, as an eventfd gives them.
-        unsafe { libc::read(self.raw(), (&raw mut count).cast(), 8) };
+        // One that was not raised stays so.
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 
     pub fn raw(&self) -> RawFd {
