@@ -178,7 +178,7 @@ def fused(ranks):
 def two_shot(ranks):
     """Row r reduces part r of all inputs into all outputs, between two meetings."""
     device, nranks, count = ranks.device, ranks.nranks, ranks.size // SIZE
-    # Whole lines of the cache, as src/executor/device_pieces.rs cuts them.
+    # Whole lines of the cache, as src/executor/device_work.rs cuts them.
     share = -(-(-(-count // 32)) // nranks) * 32
     blocks = ranks.blocks(-(-share * SIZE // (2 << 10)))
     tile = tile_of(blocks, nranks, share * SIZE)

@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-mod environment;
-pub mod page;
+pub mod docs_page;
+mod other_variables;
 #[cfg(test)]
 mod tests;
 
@@ -50,7 +50,7 @@ pub struct Config {
     #[doc(hidden)]
     pub hosts: Option<Vec<usize>>,
     /// Where this rank's memory is. Ranks may differ.
-    pub seat: DeviceChoice,
+    pub device: DeviceChoice,
     /// Print warnings (1) or every call (2) to standard error; 0 prints nothing.
     pub debug: u32,
 }
@@ -132,7 +132,7 @@ impl Default for Config {
             nsocks: 1,
             host_id: None,
             hosts: None,
-            seat: DeviceChoice::Current,
+            device: DeviceChoice::Current,
             debug: 0,
         }
     }
@@ -140,7 +140,7 @@ impl Default for Config {
 
 impl Config {
     /// How long the ranks of a new communicator wait for each other.
-    pub fn meeting(&self) -> Duration {
+    pub fn init_timeout(&self) -> Duration {
         Duration::from_millis(self.init_timeout_ms.unwrap_or(self.timeout_ms))
     }
 }
@@ -152,7 +152,7 @@ pub const DEFAULT_BUFF_SIZE: usize = 4 << 20;
 pub const LEAST_BUFF_SIZE: usize = 64 << 10;
 
 /// A variable, what it sets, and how its text is read. The texts are the page
-/// `docs/configuration.md` ([`page::markdown`]); errors quote `help`.
+/// `docs/configuration.md` ([`docs_page::markdown`]); errors quote `help`.
 struct Variable {
     name: &'static str,
     /// What it does, in a line.
@@ -340,7 +340,7 @@ static VARIABLES: [Variable; 14] = [
         field: "device",
         set: |config, text| {
             let on = number(text, 0)? != 0;
-            config.seat = if on { DeviceChoice::Current } else { DeviceChoice::Host };
+            config.device = if on { DeviceChoice::Current } else { DeviceChoice::Host };
             Ok(())
         },
     },
@@ -423,7 +423,7 @@ impl Config {
 
     /// Every variable with its meaning, for help texts and the documentation.
     pub fn variables() -> impl Iterator<Item = (&'static str, &'static str)> {
-        page::SECTIONS
+        docs_page::SECTIONS
             .iter()
             .flat_map(|section| section.variables)
             .map(|variable| (variable.name, variable.help))

@@ -39,11 +39,11 @@ pub mod algorithm;
 #[doc(hidden)]
 pub mod bootstrap;
 #[doc(hidden)]
-pub mod clock;
-#[doc(hidden)]
 pub mod communicator;
 #[doc(hidden)]
 pub mod config;
+#[doc(hidden)]
+pub mod cycle_counter;
 #[doc(hidden)]
 pub mod device;
 #[doc(hidden)]

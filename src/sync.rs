@@ -47,7 +47,7 @@ mod lock {
     pub use parking_lot::{Condvar, MutexGuard};
 
     /// The lock of a communicator's or a stream's parts; what a whole process shares has
-    /// [`crate::fork::Shared`]. It counts how often a thread takes one, so that a test can
+    /// [`crate::fork::ForkSafeMutex`]. It counts how often a thread takes one, so that a test can
     /// see that a call which has been made before takes none.
     #[derive(Debug, Default)]
     pub struct Mutex<T>(parking_lot::Mutex<T>);

@@ -3,7 +3,7 @@
 //! With `WRITE_DOCS` set, which `make docs` does, the page is written anew.
 
 use ringcomm::algorithm::Algorithm;
-use ringcomm::config::page;
+use ringcomm::config::docs_page;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ fn committed() -> PathBuf {
 
 #[test]
 fn the_committed_page_is_up_to_date() {
-    let generated = page::markdown();
+    let generated = docs_page::markdown();
     if std::env::var_os("WRITE_DOCS").is_some() {
         fs::write(committed(), &generated).expect("write the page");
     }
@@ -50,7 +50,7 @@ fn fields() -> Vec<String> {
 
 #[test]
 fn the_page_has_every_field_and_every_algorithm() {
-    let page = page::markdown();
+    let page = docs_page::markdown();
     let fields = fields();
     assert!(fields.len() > 10, "{fields:?}");
     let python = fs::read_to_string(root().join("python/ringcomm/config.py")).expect("its source");

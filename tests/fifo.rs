@@ -101,7 +101,7 @@ impl Rank<'_> {
         let (stamp, length, seed) = message(peer, index, slot_bytes);
         let receiver = &mut self.receiver;
         let got =
-            wait(self.patience, (self.bell, self.peer_bell), peer, watch, || receiver.try_wait())?;
+            wait(self.patience, (self.bell, self.peer_bell), peer, watch, || receiver.peek())?;
         // SAFETY: the message is not freed yet.
         let data = unsafe { std::slice::from_raw_parts(got.payload, got.length) };
         let expected = |at: usize| seed.wrapping_add(at as u64) as u8;
@@ -127,7 +127,7 @@ impl Rank<'_> {
         }
         let sender = &mut self.sender;
         wait(self.patience, (self.bell, self.peer_bell), 1 - self.number, &Deadline, || {
-            sender.freed_all().then_some(())
+            sender.is_drained().then_some(())
         })
     }
 }

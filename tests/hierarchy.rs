@@ -107,7 +107,7 @@ fn prove(topology: &Topology) -> usize {
             for root in roots(collective, topology.nranks()) {
                 let name = format!("{collective:?} {algorithm}, root {root}, {topology:?}");
                 let plans = plans(topology, algorithm, collective, root);
-                let expected = topology.is_nested() && does(algorithm, collective);
+                let expected = topology.is_hierarchical() && does(algorithm, collective);
                 assert_eq!(plans.is_some(), expected, "{name}");
                 let Some(plans) = plans else { continue };
                 judge(topology, collective, &plans, root)
@@ -125,11 +125,11 @@ fn every_plan_on_up_to_six_ranks_is_right_and_cannot_deadlock() {
     // The Bell number of n less the two topologies that are not nested.
     for (nranks, nested) in [(1, 0), (2, 0), (3, 3), (4, 13), (5, 50), (6, 201)] {
         let topologies = every_topology(nranks);
-        assert_eq!(topologies.iter().filter(|topology| topology.is_nested()).count(), nested);
+        assert_eq!(topologies.iter().filter(|topology| topology.is_hierarchical()).count(), nested);
         for topology in topologies {
             let proofs = prove(&topology);
             // With a root: two collectives by each algorithm. Without: three and two.
-            assert_eq!(proofs, if topology.is_nested() { 4 * nranks + 5 } else { 0 });
+            assert_eq!(proofs, if topology.is_hierarchical() { 4 * nranks + 5 } else { 0 });
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use parking_lot::Mutex;
 use ringcomm::communicator::enqueue::group::{
-    self, Group, GroupAction, GroupCall, GroupMember, Notes, StreamJob,
+    self, Group, GroupAction, GroupCall, GroupMember, LastError, StreamJob,
 };
 use ringcomm::communicator::enqueue::host_stream::{JobStream, StreamTask};
 use ringcomm::error::{Error, Result};
@@ -283,13 +283,13 @@ struct Mock {
     log: Log,
     meet: Option<Arc<Barrier>>,
     worker: OnceLock<Arc<JobStream<StreamJob<Mock>>>>,
-    notes: Notes,
+    notes: LastError,
 }
 
 impl Mock {
     fn new(name: &'static str, log: &Log, meet: Option<&Arc<Barrier>>) -> Arc<Mock> {
         let (log, meet) = (Arc::clone(log), meet.cloned());
-        Arc::new(Mock { name, log, meet, worker: OnceLock::new(), notes: Notes::default() })
+        Arc::new(Mock { name, log, meet, worker: OnceLock::new(), notes: LastError::default() })
     }
 }
 
@@ -319,7 +319,7 @@ impl GroupMember for Mock {
         Ok(Arc::clone(self.worker.get_or_init(|| JobStream::new().unwrap())))
     }
 
-    fn notes(&self) -> &Notes {
+    fn notes(&self) -> &LastError {
         &self.notes
     }
 }

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 #[path = "tidy/documents.rs"]
 mod documents;
+#[path = "tidy/mentions.rs"]
+mod mentions;
 #[path = "tidy/names.rs"]
 mod names;
 #[path = "tidy/rooms.rs"]
@@ -28,7 +30,7 @@ const LAYERS: [(&str, usize); 18] = [
     ("types", 0),
     ("config", 0),
     ("sync", 0),
-    ("clock", 0),
+    ("cycle_counter", 0),
     ("fork", 0),
     ("suggest", 0),
     ("host", 0),
@@ -265,7 +267,7 @@ fn root() -> PathBuf {
 /// Every file of the project that people write, with its path from the root.
 fn files() -> Vec<(String, String)> {
     let mut all = Vec::new();
-    let folders = "src programs tests benches cbindings scripts include python kernels fuzz";
+    let folders = "src programs tests benches cbindings scripts include python kernels fuzz docs";
     let mut folders: Vec<PathBuf> = folders.split(' ').map(|name| root().join(name)).collect();
     while let Some(folder) = folders.pop() {
         let Ok(entries) = fs::read_dir(&folder) else { continue };
@@ -296,6 +298,7 @@ fn the_project_keeps_its_rules() {
     assert!(files.len() > 30, "the project's files were not found");
     let mut complaints = rooms::crowded(files.iter().map(|(path, _)| path.as_str()));
     let sources = files.iter().map(|(path, text)| (path.as_str(), text.as_str()));
+    complaints.extend(mentions::stale(&files));
     complaints.extend(names::twice(sources.filter(|(path, _)| path.ends_with(".rs"))));
     for (path, text) in &files {
         if path.ends_with(".rs") {

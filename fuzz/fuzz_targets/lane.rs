@@ -106,7 +106,7 @@ impl World {
     }
 
     fn receive(&mut self) {
-        let Some((message, landed)) = self.receiver.try_wait() else {
+        let Some((message, landed)) = self.receiver.peek() else {
             assert!(self.is_altered || !self.receiver.is_broken(), "nothing was wrong");
             return;
         };

@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use ringcomm::bootstrap::allgather::{AllgatherMessage, entries};
-use ringcomm::communicator::fuzz_hooks::card;
+use ringcomm::communicator::fuzz_hooks::host_peer_info;
 
 fuzz_target!(|data: &[u8]| {
     if let Ok(message) = AllgatherMessage::decode(data) {
@@ -20,8 +20,8 @@ fuzz_target!(|data: &[u8]| {
         let bytes: usize = found.iter().map(|entry| 12 + entry.payload.len()).sum();
         assert_eq!(bytes, data.len());
     }
-    if let Some(again) = card(data) {
+    if let Some(again) = host_peer_info(data) {
         // A name that is no UTF-8 has changed, and an IPv4 address is written in one way.
-        assert_eq!(card(&again), Some(again));
+        assert_eq!(host_peer_info(&again), Some(again));
     }
 });

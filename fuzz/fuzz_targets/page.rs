@@ -4,8 +4,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use ringcomm::communicator::call::signature::state_of;
-use ringcomm::communicator::fuzz_hooks::look;
-use ringcomm::communicator::observe::flight_recorder::FlightRecorder;
+use ringcomm::communicator::fuzz_hooks::wait_check;
+use ringcomm::communicator::observe::flight_dump::FlightDump;
 use ringcomm::executor::control_block::ControlBlock;
 use ringcomm::executor::links::{Links, Pages, Reach, SegmentMap};
 use ringcomm::transport::fifo::FifoShape;
@@ -51,11 +51,11 @@ fuzz_target!(|data: &[u8]| {
         for rank in 0..NRANKS {
             assert!(!state_of(pages.of(rank), rank).is_empty());
         }
-        let text = FlightRecorder { pages: pages.clone(), number: 1 }.dump(None);
+        let text = FlightDump { pages: pages.clone(), number: 1 }.dump(None);
         assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok(), "{text}");
         // A rank's own sequence numbers begin at 0: the last ones are out of reach.
         let sequence = sequence & u64::MAX >> 1;
-        if let Err(error) = look(pages, sequence, Duration::from_micros(waited)) {
+        if let Err(error) = wait_check(pages, sequence, Duration::from_micros(waited)) {
             assert!(!error.to_string().is_empty());
         }
     });

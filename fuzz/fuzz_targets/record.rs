@@ -4,13 +4,13 @@
 
 use libfuzzer_sys::fuzz_target;
 use ringcomm::communicator::call::signature::CallSignature;
-use ringcomm::communicator::fuzz_hooks::introduction;
+use ringcomm::communicator::fuzz_hooks::peer_info;
 
 mod support;
 use support::Input;
 
 fuzz_target!(|data: &[u8]| {
-    if let Some(written) = introduction(data) {
+    if let Some(written) = peer_info(data) {
         assert_eq!(written, data[..written.len()]);
     }
     let mut input = Input(data);

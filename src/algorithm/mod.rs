@@ -163,7 +163,7 @@ pub fn plan_on(
 
 /// Lanes that run beside each other between hosts, each with ranks of its own.
 pub fn lanes(topology: &Topology, algorithm: Algorithm) -> usize {
-    if algorithm == Algorithm::Hierarchical { topology.least() } else { 1 }
+    if algorithm == Algorithm::Hierarchical { topology.min_per_host() } else { 1 }
 }
 
 /// Whether the algorithm reduces in host order: each host's ranks in rank order, then the hosts'

@@ -74,7 +74,7 @@ impl<T: Unproven> Admission<T> {
     }
 
     /// The system gives a descriptor for everybody who comes.
-    pub fn has_all(&mut self) {
+    pub fn clear_shortage(&mut self) {
         self.shortage = None;
     }
 
@@ -94,7 +94,7 @@ impl<T: Unproven> Admission<T> {
 }
 
 /// Whether the system may give a descriptor to who asks again, soon.
-pub fn is_passing(error: &io::Error) -> bool {
+pub fn is_transient(error: &io::Error) -> bool {
     let passing = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
     error.raw_os_error().is_some_and(|errno| passing.contains(&errno))
 }
@@ -158,9 +158,9 @@ mod tests {
         assert_eq!((admission.is_open(now), admission.shortage()), (false, Some(libc::EMFILE)));
         assert_eq!(admission.next_deadline(now), Some(now + EXHAUSTED));
         assert!(admission.is_open(now + EXHAUSTED));
-        admission.has_all();
+        admission.clear_shortage();
         assert_eq!(admission.shortage(), None);
         let never = io::Error::from_raw_os_error(libc::EBADF);
-        assert!(!is_passing(&never) && is_passing(&io::Error::from_raw_os_error(libc::EMFILE)));
+        assert!(!is_transient(&never) && is_transient(&io::Error::from_raw_os_error(libc::EMFILE)));
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Where the error of a communicator's last call that failed is kept for whoever asks; it may
 /// outlive the communicator.
-pub type Notes = Arc<Mutex<Option<Error>>>;
+pub type LastError = Arc<Mutex<Option<Error>>>;
 
 /// A visitor that has not left in this time is stopped: a slow core that copies 5 GB/s has moved
 /// ten gigabytes in it.
@@ -23,24 +23,27 @@ pub(super) struct Unwinding<'a>(pub(super) &'a Communicator);
 
 impl Drop for Unwinding<'_> {
     fn drop(&mut self) {
-        self.0.failed(Error::Internal(format!("rank {} panicked in an operation", self.0.rank)));
+        self.0.record_failure(Error::Internal(format!(
+            "rank {} panicked in an operation",
+            self.0.rank
+        )));
     }
 }
 impl Communicator {
     /// Keep the error and tell the peers, unless the call never started.
     #[cold]
-    pub(super) fn failed(&self, error: Error) -> Error {
+    pub(super) fn record_failure(&self, error: Error) -> Error {
         if matches!(error, Error::InvalidArgument(_)) {
             return error;
         }
         if self.config.debug >= WARNINGS {
-            self.say(&error.to_string());
+            self.log(&error.to_string());
         }
         self.failure.lock().get_or_insert_with(|| error.clone());
-        self.tell(&error);
+        self.publish_failure(&error);
         // Release: pairs with the Acquire in `check`, so that the failure is seen with the flag.
         self.health.aborted.store(true, Release);
-        self.wait_for_remote_access();
+        self.wait_remote_idle();
         error
     }
 
@@ -49,7 +52,7 @@ impl Communicator {
     ///
     /// A visit is a copy and waits for nobody; a visitor that died has ended it, and one that is
     /// stopped is given up on.
-    fn wait_for_remote_access(&self) {
+    fn wait_remote_idle(&self) {
         let started = Instant::now();
         for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
             while self.health.pages.of(peer).is_visiting() && started.elapsed() < STOPPED {
@@ -59,12 +62,12 @@ impl Communicator {
                 std::thread::yield_now();
             }
         }
-        self.gpu.iter().for_each(|gpu| gpu.see_launches_off(STOPPED));
+        self.gpu.iter().for_each(|gpu| gpu.wait_peer_launches(STOPPED));
     }
 
     /// Print to standard error, where `RINGCOMM_DEBUG` asks for it.
     #[cold]
-    pub(super) fn say(&self, text: &str) {
+    pub(super) fn log(&self, text: &str) {
         // Nobody may be reading any more, and that fails no call.
         let _ = writeln!(stderr(), "ringcomm: rank {} of {}: {text}", self.rank, self.nranks);
     }
@@ -73,12 +76,12 @@ impl Communicator {
     #[cold]
     pub(super) fn say_detour(&self, gpu: Option<&Gpu>) {
         if let Some(why) = gpu.and_then(Gpu::detour) {
-            self.say(&format!("a call on devices went through the host: {why}"));
+            self.log(&format!("a call on devices went through the host: {why}"));
         }
     }
 
     /// Publish why this rank cannot go on; what another rank told it is passed on as it was.
-    pub(super) fn tell(&self, error: &Error) {
+    pub(super) fn publish_failure(&self, error: &Error) {
         let pages = &self.health.pages;
         self.gpu.iter().for_each(Gpu::stop);
         publish(pages, self.rank, error);
@@ -98,7 +101,7 @@ impl Communicator {
         self.failure.lock().get_or_insert_with(|| aborted.clone());
         // Release: pairs with the Acquire in `check` and in the watch.
         self.health.aborted.store(true, Release);
-        self.tell(&aborted);
+        self.publish_failure(&aborted);
         wait::ring_bell(&self.health.pages.mine().bell);
     }
 

@@ -1,7 +1,7 @@
 //! Doors for the fuzz targets to what takes a peer's words, and is nobody else's to call.
 
 use super::call::signature::CallSignature;
-use super::health::watchdog::{CommHealth, OpWatchdog};
+use super::health::wait_check::{CommHealth, OpWaitCheck};
 use super::init::multi_host::HostPeerInfo;
 use super::init::peer_info::PeerInfo;
 use super::memory::peer_regions::Registrations;
@@ -36,17 +36,17 @@ impl Importer {
 }
 
 /// What a rank says of itself at the rendezvous, read and written again.
-pub fn introduction(bytes: &[u8]) -> Option<Vec<u8>> {
-    PeerInfo::unpack(bytes).ok().map(|introduction| introduction.pack())
+pub fn peer_info(bytes: &[u8]) -> Option<Vec<u8>> {
+    PeerInfo::unpack(bytes).ok().map(|peer_info| peer_info.pack())
 }
 
 /// What a rank tells the ranks of all hosts, read and written again.
-pub fn card(bytes: &[u8]) -> Option<Vec<u8>> {
-    HostPeerInfo::unpack(bytes).map(|card| card.pack())
+pub fn host_peer_info(bytes: &[u8]) -> Option<Vec<u8>> {
+    HostPeerInfo::unpack(bytes).map(|host_peer_info| host_peer_info.pack())
 }
 
 /// What a rank that waits for rank 1 in collective `sequence` finds on everybody's page.
-pub fn look(pages: &Pages, sequence: u64, waited: Duration) -> Result<()> {
+pub fn wait_check(pages: &Pages, sequence: u64, waited: Duration) -> Result<()> {
     let health = CommHealth {
         pages: pages.clone(),
         liveness: Liveness::new((0..pages.nranks()).map(|_| None).collect()),
@@ -56,7 +56,7 @@ pub fn look(pages: &Pages, sequence: u64, waited: Duration) -> Result<()> {
         together: false,
         aborted: AtomicBool::new(false),
         timeout: Duration::from_secs(1),
-        meeting: Duration::from_secs(1),
+        init_timeout: Duration::from_secs(1),
     };
     if let Some(error) = health.peer_error() {
         return Err(error);
@@ -69,5 +69,5 @@ pub fn look(pages: &Pages, sequence: u64, waited: Duration) -> Result<()> {
         root: 0,
         count: 1,
     };
-    OpWatchdog::new(&health, None, descriptor, sequence).check(1, waited)
+    OpWaitCheck::new(&health, None, descriptor, sequence).check(1, waited)
 }

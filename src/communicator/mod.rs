@@ -33,15 +33,15 @@ use crate::fork;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::transport::shm_export;
-pub use call::send_recv::Message;
+pub use call::message::Message;
 pub use call::{Call, Order, VectorCounts};
 use exec::Engine;
 use exec::op_lock::OpLock;
 use failure::Unwinding;
 use gpu::Gpu;
 pub use gpu::OrderedMessage;
-use health::watchdog::{CancelCheck, CommHealth};
-use observe::flight_recorder::FlightRecorder;
+use health::wait_check::{CancelCheck, CommHealth};
+use observe::flight_dump::FlightDump;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -61,7 +61,7 @@ pub struct Communicator {
     health: CommHealth,
     failure: Mutex<Option<Error>>,
     /// The error of the last call that failed, by whichever thread, also where nothing broke.
-    last_error: failure::Notes,
+    last_error: failure::LastError,
     /// Held by the thread that makes a smaller communicator. By the number of the list of those who
     /// are left out: the last attempt that this rank has been at, or knows to have failed.
     shrinking: Mutex<BTreeMap<u64, u64>>,
@@ -162,10 +162,10 @@ impl Communicator {
         let mut engine = self.engine.take();
         self.check()?;
         if let Some(late) = self.health.lateness(gpu) {
-            return Err(self.failed(late));
+            return Err(self.record_failure(late));
         }
         if self.config.debug >= EVERY_CALL {
-            self.say(&format!("{call:?}"));
+            self.log(&format!("{call:?}"));
         }
         let guard = Unwinding(self);
         // SAFETY: the caller's promise.
@@ -174,7 +174,7 @@ impl Communicator {
         if self.config.debug > 0 {
             self.say_detour(gpu);
         }
-        outcome.map_err(|error| self.failed(error))
+        outcome.map_err(|error| self.record_failure(error))
     }
 
     /// Run sends and receives together; they complete in any order.
@@ -276,7 +276,7 @@ impl Communicator {
         let guard = Unwinding(self);
         let outcome = run(&mut engine);
         std::mem::forget(guard);
-        outcome.map_err(|error| self.failed(error))
+        outcome.map_err(|error| self.record_failure(error))
     }
 
     /// Wait until this communicator's thread has run what it was given before.
@@ -317,7 +317,7 @@ impl Communicator {
 
     /// Whether it was aborted or has failed: no call begins any more.
     pub fn is_broken(&self) -> bool {
-        // Acquire: pairs with the Release in `abort` and `failed`.
+        // Acquire: pairs with the Release in `abort` and `record_failure`.
         self.health.aborted.load(Acquire)
     }
 
@@ -408,7 +408,7 @@ impl Communicator {
     /// Several hosts, one of which has several ranks: then floats are summed in host order.
     #[doc(hidden)]
     pub fn is_nested(&self) -> bool {
-        self.plan_context().topology.is_nested()
+        self.plan_context().topology.is_hierarchical()
     }
 
     /// What its calls are bound by, which no call changes.
@@ -433,11 +433,11 @@ impl Communicator {
 
     /// The same operations as a trace for Perfetto. From any thread.
     pub fn trace(&self) -> String {
-        observe::flight_recorder::trace(&self.flight().events())
+        observe::flight_dump::trace(&self.flight().events())
     }
 
-    fn flight(&self) -> FlightRecorder {
-        FlightRecorder { pages: self.health.pages.clone(), number: number_of(&self.id) }
+    fn flight(&self) -> FlightDump {
+        FlightDump { pages: self.health.pages.clone(), number: number_of(&self.id) }
     }
 
     /// Register a page-aligned range or memory of `shm_export::allocate`, so that peers in other

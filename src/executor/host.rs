@@ -6,9 +6,9 @@
 //! slots are posted and the messages freed. Nothing here allocates.
 #![allow(unsafe_code)]
 
-use super::bind::{Bound, BoundStep, Piece};
+use super::compile_plan::{BoundStep, CompiledPlan, Piece};
+use super::counting_check::CountingCheck;
 use super::links::Links;
-use super::progress::CountedWait;
 use crate::device::host::{Job, copy};
 use crate::error::Result;
 use crate::plan::End;
@@ -76,7 +76,7 @@ impl Pointers {
 /// # Safety
 /// `buffers` cover what the call that `bound` was made for says, and nothing else uses them.
 pub unsafe fn run(
-    bound: &Bound,
+    bound: &CompiledPlan,
     buffers: &CallBuffers,
     links: &mut Links,
     pointers: &mut Pointers,
@@ -84,7 +84,7 @@ pub unsafe fn run(
     watch: &dyn WaitCheck,
 ) -> Result<()> {
     let steps = || bound.steps.iter().map(|step| step.slices).sum();
-    let progress = CountedWait::new(watch, &steps);
+    let progress = CountingCheck::new(watch, &steps);
     let run = HostRun { bound, buffers, stamp, watch: &progress };
     if bound.is_whole && links.one_machine() {
         // Most small calls.
@@ -148,7 +148,7 @@ unsafe fn copy_step(
         unsafe {
             match *target {
                 End::Peer(peer) if links.is_remote(peer) => {
-                    links.lend(peer, run.stamp, source, bytes, run.watch)?;
+                    links.send_zero_copy(peer, run.stamp, source, bytes, run.watch)?;
                 }
                 End::Peer(peer) => {
                     let slot = links.reserve(peer, bytes, run.watch)?;
@@ -173,7 +173,7 @@ unsafe fn copy_step(
 
 /// What every step of a call shares.
 struct HostRun<'a> {
-    bound: &'a Bound,
+    bound: &'a CompiledPlan,
     buffers: &'a CallBuffers,
     stamp: &'a Stamp,
     watch: &'a dyn WaitCheck,
@@ -247,7 +247,7 @@ unsafe fn run_step<const WHOLE: bool>(
             End::Peer(peer) if lends && links.is_remote(peer) => {
                 let output = run.buffers.output.wrapping_add(only.output + sliced);
                 // SAFETY: just written, settled before it is overwritten, flushed at the end.
-                unsafe { links.lend(peer, run.stamp, output, bytes, run.watch)? };
+                unsafe { links.send_zero_copy(peer, run.stamp, output, bytes, run.watch)? };
             }
             End::Peer(peer) => links.post(peer, run.stamp, bytes),
             _ => {}
@@ -265,7 +265,7 @@ unsafe fn run_step<const WHOLE: bool>(
 /// the cache, and not through a slot as well.
 fn lends_output(run: &HostRun, step: &BoundStep, links: &Links) -> bool {
     let is_kept = step.pieces.len() == 1 && step.targets.contains(&End::Output);
-    is_kept && !run.bound.streaming && links.lends()
+    is_kept && !run.bound.streaming && links.is_zero_copy()
 }
 
 /// Take back what is lent of the output that a step is about to write.

@@ -1,24 +1,24 @@
 //! Executors: the only place where plans, connections and devices meet.
 //!
-//! [`bind`] turns a plan and a call's layout into steps with offsets; [`host`] interprets them
-//! through slots; [`direct::program`] binds and [`direct::run`] runs the plans whose messages can
-//! be loads and stores in the peers' own buffers; [`shm_two_shot`] runs them where these are
+//! [`compile_plan`] turns a plan and a call's layout into steps with offsets; [`host`] interprets
+//! them through slots; [`direct::program`] binds and [`direct::run`] runs the plans whose messages
+//! can be loads and stores in the peers' own buffers; [`shm_two_shot`] runs them where these are
 //! copies; `links::remote` serves peers on other machines; [`send_recv`] matches point-to-point
 //! messages at run time, those of memory that the processor does not reach through
-//! [`bounce_buffers`]; [`device_pieces`] cuts a collective into work for devices that address all
+//! [`bounced_send_recv`]; [`device_work`] cuts a collective into work for devices that address all
 //! ranks' memory, and [`device_p2p`] runs it in kernels that wait for each other. All on the host
-//! count how far they are in a [`progress::Progress`].
+//! count how far they are in a [`counting_check::CountingCheck`].
 
-pub mod bind;
-pub mod bounce_buffers;
+pub mod bounced_send_recv;
 pub mod chunk_layout;
+pub mod compile_plan;
 pub mod control_block;
 pub mod device_p2p;
-pub mod device_pieces;
+pub mod device_work;
 pub mod direct;
 pub mod host;
 pub mod links;
 pub mod send_recv;
 pub mod shm_two_shot;
 
-mod progress;
+mod counting_check;

@@ -12,11 +12,11 @@
 //! lands in.
 #![allow(unsafe_code)]
 
-use super::bounce_buffers::{self, BounceBuffers, Passage};
+use super::bounced_send_recv::{self, BounceBuffers, Passage};
+use super::counting_check::CountingCheck;
 use super::direct::run::{ADDRESS, KERNEL, NOWHERE, Unread, reached};
 use super::host::move_bytes;
 use super::links::{Links, Reach};
-use super::progress::CountedWait;
 use crate::device::host::streaming_threshold;
 use crate::error::Result;
 use crate::sync::atomic::Ordering::Relaxed;
@@ -76,7 +76,7 @@ impl Transfer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Loan {
-    /// As in [`super::direct::run::Invitation`].
+    /// As in [`super::direct::run::BufferAddresses`].
     pub region: u64,
     pub offset: u64,
 }
@@ -154,7 +154,7 @@ pub unsafe fn run(
     // Where all are empty there still is something to be done.
     let all = batch.iter().map(|transfer| transfer.bytes).sum::<usize>().max(1);
     let all = || all;
-    let watch = &CountedWait::new(watch, &all);
+    let watch = &CountingCheck::new(watch, &all);
     loop {
         // Until the wait is over nothing moves.
         watch.at(batch.iter().map(Transfer::done).sum());
@@ -198,7 +198,7 @@ impl Waiting for Moves<'_> {
 
     fn sleep(&mut self, time: Duration) -> Option<Result<()>> {
         let time =
-            if self.bounce_buffers.is_waiting() { time.min(bounce_buffers::NAP) } else { time };
+            if self.bounce_buffers.is_waiting() { time.min(bounced_send_recv::NAP) } else { time };
         if self.links.one_machine() {
             // SAFETY: the pages outlive the links.
             let bell = unsafe { &*self.links.bell(self.links.rank) };
@@ -320,7 +320,7 @@ unsafe fn sweep(moves: &mut Moves) -> Result<bool> {
         moved |= unsafe {
             if transfer.is_away {
                 let (memory, bounce_buffers) = (&mut **memory, &mut **bounce_buffers);
-                bounce_buffers::advance(
+                bounced_send_recv::advance(
                     transfer,
                     index,
                     &mut Passage { links, memory, bounce_buffers, watch: *watch },
@@ -478,7 +478,7 @@ unsafe fn advance_remote(
         // SAFETY: the buffer holds these bytes until the batch is over, which ends with a flush.
         let went = unsafe {
             match transfer.sends {
-                true => links.try_lend(peer, &stamp, address, bytes, watch)?,
+                true => links.try_send_zero_copy(peer, &stamp, address, bytes, watch)?,
                 false => links.try_receive_into(peer, &stamp, address, bytes, watch)?,
             }
         };

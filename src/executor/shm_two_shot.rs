@@ -11,12 +11,12 @@
 #![allow(unsafe_code)]
 
 use super::chunk_layout::Layout;
+use super::counting_check::CountingCheck;
 use super::direct::processes::{self, DirectPrograms};
 use super::direct::program::{Direct, Used};
 use super::direct::run::{self, Arithmetic, Bases, BufferAddresses, NOWHERE, Resolve};
 use super::host::{CallBuffers, move_bytes};
 use super::links::Links;
-use super::progress::CountedWait;
 use crate::error::{Error, Result};
 use crate::plan::{Collective, Plan};
 use crate::transport::fifo::Stamp;
@@ -43,16 +43,16 @@ pub fn open(
 ) -> Result<bool> {
     let nranks = links.nranks;
     let steps = || 2 * (nranks - 1);
-    let watch = &CountedWait::new(watch, &steps);
+    let watch = &CountingCheck::new(watch, &steps);
     let used = Used { input: bytes, output: bytes };
     let mut all = mine.output_region != NOWHERE;
-    run::send_addresses(mine, links, stamp, watch, &mut |_, _, theirs| {
+    run::exchange_addresses(mine, links, stamp, watch, &mut |_, _, theirs| {
         all &= theirs.output_region != NOWHERE && matches!(resolve(&theirs, &used), Ok(Some(_)));
         Ok(())
     })?;
     run::others(links).for_each(|peer| links.free(peer));
     let verdict = if all { *mine } else { BufferAddresses::default() };
-    run::send_addresses(&verdict, links, stamp, watch, &mut |_, _, theirs| {
+    run::exchange_addresses(&verdict, links, stamp, watch, &mut |_, _, theirs| {
         all &= theirs.output_region != NOWHERE;
         Ok(())
     })?;
@@ -125,7 +125,7 @@ impl ShmTwoShot {
         let streams = work.streamed > 0;
         let two_shot = || self.count();
         // Who looks on is told of windows.
-        let watch = &CountedWait::new(watch, &two_shot);
+        let watch = &CountingCheck::new(watch, &two_shot);
         let mut begin = 0;
         while begin < self.total {
             let window = match &self.rest {

@@ -4,7 +4,7 @@
 //! `Result`, and this file turns it into a code and keeps the text, for the thread and, where there
 //! is one, for the communicator.
 
-use super::calls::enqueue;
+use super::calls::dispatch;
 use crate::error::{Error, Result};
 use crate::ffi::object::{self, Comm};
 use crate::ffi::types::{ringComm_t, ringResult_t};
@@ -80,7 +80,7 @@ pub fn run_on(comm: ringComm_t, body: impl FnOnce(&Comm) -> Result<()>) -> ringR
 /// Run a function of a communicator that a group may keep for later: a refusal fails the group.
 #[inline]
 pub fn run_call(comm: ringComm_t, body: impl FnOnce(&Comm) -> Result<()>) -> ringResult_t {
-    run_noting(comm, body, enqueue::refuse)
+    run_noting(comm, body, dispatch::refuse)
 }
 
 #[inline]

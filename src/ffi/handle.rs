@@ -193,7 +193,7 @@ impl<T> Deref for Closing<T> {
 
 impl<T: Send + Sync> Closing<T> {
     /// Wait until the calls that came in before have left.
-    pub fn settle(&self) {
+    pub fn drain(&self) {
         let mut attempts = 0;
         while !self.slot.is_empty() {
             wait(&mut attempts);

@@ -58,7 +58,7 @@ pub struct Registration {
 }
 
 pub static COMMUNICATORS: HandleTable<Comm> = HandleTable::new(HandleKind::Communicator);
-pub static STREAMS: HandleTable<super::calls::enqueue::StreamHandle> =
+pub static STREAMS: HandleTable<super::calls::dispatch::StreamHandle> =
     HandleTable::new(HandleKind::Stream);
 pub static REGISTRATIONS: HandleTable<Registration> = HandleTable::new(HandleKind::Registration);
 
@@ -74,7 +74,7 @@ pub fn enter(comm: ringComm_t) -> Result<InsideCall<Comm>> {
 /// Enter a host stream, or say what the handle is instead.
 pub fn enter_stream(
     stream: ringStream_t,
-) -> Result<InsideCall<super::calls::enqueue::StreamHandle>> {
+) -> Result<InsideCall<super::calls::dispatch::StreamHandle>> {
     STREAMS.enter(stream).ok_or_else(|| not_a("stream", stream))
 }
 

@@ -44,11 +44,11 @@ pub struct AckWatch {
 
 impl AckWatch {
     /// Whether nobody is at the other end of the socket any more. Called every [`LOOK`], about.
-    pub fn is_at(&mut self, fd: RawFd) -> bool {
-        look(fd).is_some_and(|seen| self.is_in(seen))
+    pub fn is_silent(&mut self, fd: RawFd) -> bool {
+        look(fd).is_some_and(|seen| self.is_silent_in(seen))
     }
 
-    fn is_in(&mut self, seen: SocketState) -> bool {
+    fn is_silent_in(&mut self, seen: SocketState) -> bool {
         let before = *self.sent_again.get_or_insert(seen.sent_again);
         // Half a look more, for what came just after the one before.
         if seen.unacknowledged == 0 || seen.quiet < LOOK * 3 / 2 {
@@ -86,7 +86,7 @@ mod tests {
         let (mut silence, mut quiet) = (AckWatch::default(), Duration::ZERO);
         looks.iter().position(|(came, sent_again)| {
             quiet = if *came { Duration::from_millis(10) } else { quiet + LOOK };
-            silence.is_in(SocketState { unacknowledged: 1, quiet, sent_again: *sent_again })
+            silence.is_silent_in(SocketState { unacknowledged: 1, quiet, sent_again: *sent_again })
         })
     }
 
@@ -117,10 +117,10 @@ mod tests {
     fn a_moments_trouble_after_a_long_rest_is_no_silence() {
         let mut silence = AckWatch::default();
         let quiet = Duration::from_secs(100);
-        assert!(!silence.is_in(SocketState { unacknowledged: 0, quiet, sent_again: 0 }));
+        assert!(!silence.is_silent_in(SocketState { unacknowledged: 0, quiet, sent_again: 0 }));
         // Sent again in the same second, and the answer comes in the third.
         for (sent_again, quiet) in [(2, quiet), (3, quiet), (3, LOOK / 2)] {
-            assert!(!silence.is_in(SocketState { unacknowledged: 1, quiet, sent_again }));
+            assert!(!silence.is_silent_in(SocketState { unacknowledged: 1, quiet, sent_again }));
         }
     }
 
@@ -129,7 +129,7 @@ mod tests {
         let mut silence = AckWatch::default();
         let quiet = Duration::from_secs(100);
         assert!((0..10).all(|again| {
-            !silence.is_in(SocketState { unacknowledged: 0, quiet, sent_again: again })
+            !silence.is_silent_in(SocketState { unacknowledged: 0, quiet, sent_again: again })
         }));
     }
 }

@@ -60,25 +60,25 @@ impl Topology {
     }
 
     /// The least number of ranks on a host.
-    pub fn least(&self) -> usize {
+    pub fn min_per_host(&self) -> usize {
         self.hosts.iter().map(Vec::len).min().unwrap_or(0)
     }
 
     /// The greatest number of ranks on a host.
-    pub fn most(&self) -> usize {
+    pub fn max_per_host(&self) -> usize {
         self.hosts.iter().map(Vec::len).max().unwrap_or(0)
     }
 
     /// The most links of a circle of all ranks that leave one host: 1 where the ranks of every host
     /// follow each other.
-    pub fn exits(&self) -> usize {
+    pub fn ring_exits(&self) -> usize {
         let n = self.nranks();
         let leaves = |rank: &&usize| self.host(**rank) != self.host((**rank + 1) % n);
         self.hosts.iter().map(|ranks| ranks.iter().filter(leaves).count()).max().unwrap_or(0)
     }
 
     /// Several hosts, and one of them has several ranks.
-    pub fn is_nested(&self) -> bool {
+    pub fn is_hierarchical(&self) -> bool {
         self.nhosts() > 1 && self.nhosts() < self.nranks()
     }
 }
@@ -96,16 +96,19 @@ mod tests {
             [vec![0, 2, 5], vec![1, 4], vec![3]]
         );
         assert_eq!((topology.host(4), topology.place(4)), (1, 1));
-        assert_eq!((topology.least(), topology.most(), topology.exits()), (1, 3, 2));
+        assert_eq!(
+            (topology.min_per_host(), topology.max_per_host(), topology.ring_exits()),
+            (1, 3, 2)
+        );
         assert_eq!(topology, Topology::new(&[7, 1, 7, 0, 1, 7]));
     }
 
     #[test]
     fn nested_is_neither_one_host_nor_one_rank_a_host() {
-        assert!(!Topology::one_host(4).is_nested());
-        assert_eq!(Topology::one_host(4).exits(), 0);
-        assert!(!Topology::new(&[0, 1, 2]).is_nested());
+        assert!(!Topology::one_host(4).is_hierarchical());
+        assert_eq!(Topology::one_host(4).ring_exits(), 0);
+        assert!(!Topology::new(&[0, 1, 2]).is_hierarchical());
         let nested = Topology::new(&[0, 0, 1, 1]);
-        assert!(nested.is_nested() && nested.exits() == 1);
+        assert!(nested.is_hierarchical() && nested.ring_exits() == 1);
     }
 }

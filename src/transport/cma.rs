@@ -30,7 +30,7 @@ const WORDS: usize = BLOCK * BLOCKS / size_of::<u64>();
 
 /// Where a process lets its peers try, and what they must find there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sample {
+pub struct ReadProbe {
     /// 0 for none.
     pub address: u64,
     pub word: u64,
@@ -46,16 +46,16 @@ pub fn refresh() {
     MEMORY.get().into_iter().flatten().skip(1).for_each(|word| word.store(1, Relaxed));
 }
 
-impl Sample {
+impl ReadProbe {
     /// Of this process, whose token no other one has.
-    pub fn of_this_process(token: u64) -> Sample {
+    pub fn of_this_process(token: u64) -> ReadProbe {
         let memory = MEMORY.get_or_make(|| {
             let word = |at: u64| AtomicU64::new(at ^ token);
             (0..WORDS as u64).map(word).collect()
         });
         let address = memory.as_ptr().expose_provenance() as u64;
         // A forked child has its parent's word, and another number.
-        Sample { address, word: memory[0].load(Relaxed) }
+        ReadProbe { address, word: memory[0].load(Relaxed) }
     }
 
     /// Whether this process may read the memory of the one that says so of itself.
@@ -68,7 +68,7 @@ impl Sample {
 
     /// What such copies take, in microseconds: to begin with, and a byte. `None` where they are
     /// not permitted.
-    pub fn pace(&self, process: u32) -> Option<(f64, f64)> {
+    pub fn measure(&self, process: u32) -> Option<(f64, f64)> {
         if !self.is_readable(process) {
             return None;
         }
@@ -194,17 +194,17 @@ mod tests {
     #[test]
     fn a_sample_is_read_where_it_is_and_nowhere_else() {
         let me = std::process::id();
-        let sample = Sample::of_this_process(77);
+        let sample = ReadProbe::of_this_process(77);
         assert!(sample.is_readable(me));
-        assert_eq!(Sample::of_this_process(78), sample);
-        assert!(!Sample { word: sample.word ^ 1, ..sample }.is_readable(me));
-        assert!(!Sample { address: 8, ..sample }.is_readable(me));
-        assert!(!Sample::default().is_readable(me));
+        assert_eq!(ReadProbe::of_this_process(78), sample);
+        assert!(!ReadProbe { word: sample.word ^ 1, ..sample }.is_readable(me));
+        assert!(!ReadProbe { address: 8, ..sample }.is_readable(me));
+        assert!(!ReadProbe::default().is_readable(me));
         // Process 0 is none.
         assert!(!sample.is_readable(0));
-        let (begin, byte) = sample.pace(me).unwrap();
+        let (begin, byte) = sample.measure(me).unwrap();
         assert!(begin > 0.0 && byte.is_finite());
-        assert_eq!(sample.pace(0), None);
+        assert_eq!(sample.measure(0), None);
     }
 
     #[test]

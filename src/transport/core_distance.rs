@@ -6,9 +6,9 @@
 //! near core, which shares a cache, that is less than from memory; from a far one it is more, and
 //! then payloads may be better written past the cache: the sender need not fetch the slot's lines,
 //! and the receiver reads them from memory. Whether they are is the processor's
-//! (`device/host/memory.rs`, `streams_far`).
+//! (`device/host/streaming_copy.rs`, `streams_far`).
 
-use crate::clock;
+use crate::cycle_counter;
 use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Nanoseconds for a line between near cores and far ones, where one machine has both by turns: 42
@@ -50,9 +50,9 @@ impl Distance {
     /// Load a line of the receiver's, and learn from the time if there was news in it: without, the
     /// line was still in this core's cache.
     pub fn timed<T>(&mut self, limit: Ticks, load: impl FnOnce() -> Option<T>) -> Option<T> {
-        let begun = clock::ticks_after_loads();
+        let begun = cycle_counter::ticks_after_loads();
         let value = load();
-        let took = clock::ticks_after_loads().wrapping_sub(begun);
+        let took = cycle_counter::ticks_after_loads().wrapping_sub(begun);
         if value.is_some() && !self.is_assumed {
             self.learn(took > limit.0);
         }
@@ -78,7 +78,7 @@ impl Ticks {
     pub const NEVER: Ticks = Ticks(u64::MAX);
 
     pub fn far() -> Ticks {
-        Ticks((FAR_NS / clock::nanoseconds_per_tick()) as u64)
+        Ticks((FAR_NS / cycle_counter::nanoseconds_per_tick()) as u64)
     }
 }
 
@@ -100,13 +100,13 @@ mod tests {
 
     #[test]
     fn what_takes_longer_than_the_limit_is_far() {
-        clock::start();
+        cycle_counter::start();
         let mut distance = Distance::default();
         let mut load = |time: u64, news: bool| {
             for _ in 0..2 {
-                let begun = clock::ticks();
+                let begun = cycle_counter::ticks();
                 distance.timed(Ticks(1 << 20), || {
-                    while clock::ticks().wrapping_sub(begun) < time {}
+                    while cycle_counter::ticks().wrapping_sub(begun) < time {}
                     news.then_some(())
                 });
             }

@@ -273,7 +273,7 @@ impl Sender {
         // SAFETY: the slot is this end's between `try_reserve` and the store below.
         header.label.with_mut(|cell| unsafe { Label::write(&mut *cell, stamp, length as u32) });
         self.ring.advance(&mut self.place);
-        // Release: pairs with the Acquire in `try_wait`, so that label and payload are seen.
+        // Release: pairs with the Acquire in `peek`, so that label and payload are seen.
         header.posted.store(self.place.position, ordering(Site::Post, Release));
     }
 
@@ -283,7 +283,7 @@ impl Sender {
     /// The receiver's core has had them since the last lap. They come while the message that was
     /// posted crosses, instead of while the next is written.
     #[inline]
-    pub fn prepare(&self, length: usize) {
+    pub fn prefetch_next(&self, length: usize) {
         if length > INLINE && length < AHEAD_LEAST {
             return;
         }
@@ -298,7 +298,7 @@ impl Sender {
 
     /// Whether the receiver has freed everything that was posted.
     #[inline]
-    pub fn freed_all(&mut self) -> bool {
+    pub fn is_drained(&mut self) -> bool {
         // Acquire: pairs with the Release in `free`.
         self.freed = self.ring.freed().load(ordering(Site::Drained, Acquire));
         self.freed == self.place.position
@@ -316,7 +316,7 @@ impl Receiver {
 
     /// The next message, if it has come. It stays until it is freed.
     #[inline]
-    pub fn try_wait(&mut self) -> Option<ReceivedMessage> {
+    pub fn peek(&mut self) -> Option<ReceivedMessage> {
         if !self.has_come() {
             return None;
         }
@@ -359,7 +359,7 @@ impl Receiver {
     #[inline]
     pub fn free(&mut self) {
         self.ring.advance(&mut self.place);
-        // Release: pairs with the Acquire in `try_reserve` and `freed_all`.
+        // Release: pairs with the Acquire in `try_reserve` and `is_drained`.
         self.ring.freed().store(self.place.position, ordering(Site::Free, Release));
     }
 }
@@ -413,9 +413,9 @@ mod tests {
         let (mut sender, mut receiver, _memory) = ring();
         for length in 0..=GEOMETRY.slot_bytes {
             let bytes: Vec<u8> = (0..length).map(|i| (i * 7 + length) as u8).collect();
-            assert!(receiver.try_wait().is_none());
+            assert!(receiver.peek().is_none());
             assert!(send(&mut sender, length as u64, &bytes));
-            let message = receiver.try_wait().unwrap();
+            let message = receiver.peek().unwrap();
             // SAFETY: the message is not freed yet.
             let got = unsafe { std::slice::from_raw_parts(message.payload, message.length) };
             assert_eq!((got, message.stamp), (&bytes[..], stamp(length as u64)));
@@ -427,7 +427,7 @@ mod tests {
     fn a_message_of_another_operation_or_time_does_not_match() {
         let (mut sender, mut receiver, _memory) = ring();
         assert!(send(&mut sender, 7, &[1, 2]));
-        let message = receiver.try_wait().unwrap();
+        let message = receiver.peek().unwrap();
         let expected = stamp(7);
         assert!(message.matches(&expected, 2) && !message.matches(&expected, 1));
         let others = [
@@ -454,7 +454,7 @@ mod tests {
             let length = [MOVING_LEAST, 3 * MOVING_LEAST, 100, MOVING_LEAST + 1][round % 4];
             let bytes: Vec<u8> = (0..length).map(|i| (i * 7 + round) as u8).collect();
             assert!(send(&mut sender, round as u64, &bytes));
-            let message = receiver.try_wait().unwrap();
+            let message = receiver.peek().unwrap();
             // SAFETY: the message is not freed yet.
             let got = unsafe { std::slice::from_raw_parts(message.payload, message.length) };
             assert_eq!(got, bytes);
@@ -468,13 +468,13 @@ mod tests {
     fn a_full_ring_refuses_and_a_freed_slot_is_reused() {
         let (mut sender, mut receiver, _memory) = ring();
         assert!(send(&mut sender, 0, &[1]) && send(&mut sender, 1, &[2]));
-        assert!(!send(&mut sender, 2, &[3]) && !sender.freed_all());
-        assert_eq!(receiver.try_wait().unwrap().stamp.sequence, 0);
+        assert!(!send(&mut sender, 2, &[3]) && !sender.is_drained());
+        assert_eq!(receiver.peek().unwrap().stamp.sequence, 0);
         receiver.free();
         assert!(send(&mut sender, 2, &[3]));
         receiver.free();
         receiver.free();
-        assert!(sender.freed_all());
+        assert!(sender.is_drained());
     }
 
     #[test]
@@ -483,7 +483,7 @@ mod tests {
         assert!(send(&mut sender, 0, &[1]) && send(&mut sender, 1, &[2]));
         for claim in [3, 1000, u64::MAX] {
             sender.ring.freed().store(claim, Relaxed);
-            assert!(!send(&mut sender, 2, &[3]) && !sender.freed_all(), "{claim}");
+            assert!(!send(&mut sender, 2, &[3]) && !sender.is_drained(), "{claim}");
         }
         receiver.free();
         assert!(send(&mut sender, 2, &[3]));
@@ -494,6 +494,6 @@ mod tests {
         let (mut sender, mut receiver, _memory) = ring();
         sender.try_reserve(0).unwrap();
         sender.post(&stamp(0), usize::MAX);
-        assert_eq!(receiver.try_wait().unwrap().length, GEOMETRY.slot_bytes);
+        assert_eq!(receiver.peek().unwrap().length, GEOMETRY.slot_bytes);
     }
 }

@@ -8,8 +8,8 @@ use crate::reference::{Memory, reference};
 use crate::wires::{Control, Wires};
 use ringcomm::algorithm::{Algorithm, plan};
 use ringcomm::device::host::Reduction;
-use ringcomm::executor::bind::{BindShape, Bound, Cut};
 use ringcomm::executor::chunk_layout::Layout;
+use ringcomm::executor::compile_plan::{CompileShape, CompiledPlan, Cut};
 use ringcomm::executor::device_p2p::Programs;
 use ringcomm::plan::Collective;
 use ringcomm::plan::partition::Partition;
@@ -33,7 +33,7 @@ pub struct Case {
 }
 
 /// The programs of a rank's channels as the device reads them.
-fn tables(channels: &[Bound]) -> Vec<u64> {
+fn tables(channels: &[CompiledPlan]) -> Vec<u64> {
     let programs = Programs::of(channels.to_vec());
     let mut table = vec![0u64; programs.bytes() / size_of::<u64>()];
     let base = table.as_mut_ptr() as u64;
@@ -45,7 +45,7 @@ fn tables(channels: &[Bound]) -> Vec<u64> {
 
 impl Case {
     /// The bound plan of a rank's channel, which has its part of every whole vector.
-    fn bind(&self, rank: usize, channel: usize) -> Option<Bound> {
+    fn bind(&self, rank: usize, channel: usize) -> Option<CompiledPlan> {
         let Case { collective, algorithm, nranks, root, rule, .. } = *self;
         let of = |rank| plan(algorithm, collective, rank, nranks, root);
         let own = of(rank)?;
@@ -53,9 +53,9 @@ impl Case {
         let layout = Layout::new(collective, rank, nranks, own.nchunks, extent.count, None);
         let element = rule.data_type.size();
         let reduction = Reduction::new(rule.data_type, rule.op, nranks).unwrap();
-        let mut bound = Bound::new(
+        let mut bound = CompiledPlan::new(
             &own,
-            BindShape {
+            CompileShape {
                 layout: &layout,
                 element,
                 reduction: collective.reduces().then_some(reduction),
@@ -74,12 +74,12 @@ impl Case {
     }
 
     /// Every rank's plans, by channel.
-    fn bounds(&self) -> Option<Vec<Vec<Bound>>> {
+    fn bounds(&self) -> Option<Vec<Vec<CompiledPlan>>> {
         let channels = |rank| (0..self.channels).map(|channel| self.bind(rank, channel)).collect();
         (0..self.nranks).map(channels).collect()
     }
 
-    fn memories(&self, bounds: &[Vec<Bound>], random: &mut Random) -> Vec<Memory> {
+    fn memories(&self, bounds: &[Vec<CompiledPlan>], random: &mut Random) -> Vec<Memory> {
         let count = self.nranks * self.count;
         let memory = |rank: usize| Memory {
             input: random.elements(self.rule.data_type, count),
@@ -91,7 +91,12 @@ impl Case {
     }
 
     /// What the device makes of it.
-    fn run(&self, kernels: &Kernels, bounds: &[Vec<Bound>], memories: &[Memory]) -> Vec<Vec<u8>> {
+    fn run(
+        &self,
+        kernels: &Kernels,
+        bounds: &[Vec<CompiledPlan>],
+        memories: &[Memory],
+    ) -> Vec<Vec<u8>> {
         let mut wires = Wires::new(self.nranks, self.channels, self.depth, self.slot_bytes);
         let controls: Vec<_> = (0..self.nranks).map(|_| Control::new()).collect();
         let mut buffers: Vec<_> = memories

@@ -2,7 +2,7 @@
 //! arithmetic.
 
 use crate::data::{Rule, on_the_host};
-use ringcomm::executor::bind::{Bound, BoundStep, Piece};
+use ringcomm::executor::compile_plan::{BoundStep, CompiledPlan, Piece};
 use ringcomm::plan::End;
 use std::collections::{HashMap, VecDeque};
 
@@ -19,7 +19,7 @@ pub struct Memory {
 type Network = HashMap<(usize, usize), VecDeque<Vec<u8>>>;
 
 /// Run all ranks' plans, channel by channel.
-pub fn reference(bounds: &[Vec<Bound>], memories: &mut [Memory], rule: &Rule) {
+pub fn reference(bounds: &[Vec<CompiledPlan>], memories: &mut [Memory], rule: &Rule) {
     for channel in 0..bounds[0].len() {
         let mut network = Network::new();
         let mut queues: Vec<VecDeque<(usize, usize)>> =
@@ -44,7 +44,7 @@ pub fn reference(bounds: &[Vec<Bound>], memories: &mut [Memory], rule: &Rule) {
 }
 
 /// Steps and slices in the executors' order.
-fn order(bound: &Bound) -> VecDeque<(usize, usize)> {
+fn order(bound: &CompiledPlan) -> VecDeque<(usize, usize)> {
     let mut all = VecDeque::new();
     for tick in 0..bound.ticks {
         for (index, step) in bound.steps.iter().enumerate() {
@@ -59,7 +59,7 @@ fn order(bound: &Bound) -> VecDeque<(usize, usize)> {
 /// Do a slice of a step, if its messages have come.
 fn step(
     rank: usize,
-    bound: &Bound,
+    bound: &CompiledPlan,
     (index, slice): (usize, usize),
     (memory, channel): (&mut Memory, usize),
     rule: &Rule,
@@ -118,7 +118,7 @@ fn reduce(step: &BoundStep, sources: &[Vec<u8>], rule: &Rule, scalar: f64) -> Ve
 
 /// Where a local end's slice of a piece lies.
 fn place<'a>(
-    bound: &Bound,
+    bound: &CompiledPlan,
     memory: &'a mut Memory,
     channel: usize,
     end: End,

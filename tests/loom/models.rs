@@ -99,7 +99,7 @@ fn messages() {
     let keep = shared.clone();
     let reader = thread::spawn(move || {
         for sequence in 0..MESSAGES {
-            let message = poll(|| receiver.try_wait());
+            let message = poll(|| receiver.peek());
             assert_eq!((message.stamp, message.length), (stamp(sequence), 8));
             // SAFETY: the message is not freed yet.
             assert_eq!(unsafe { message.payload.cast::<u64>().read_unaligned() }, sequence + 7);
@@ -124,14 +124,14 @@ fn loans() {
     // SAFETY: the cell is this thread's until it is lent.
     shared.loan.with_mut(|cell| unsafe { *cell = 5 });
     let reader = thread::spawn(move || {
-        poll(|| receiver.try_wait());
+        poll(|| receiver.peek());
         // SAFETY: the loan lasts until the message is freed.
         assert_eq!(borrower.loan.with(|cell| unsafe { *cell }), 5);
         receiver.free();
     });
     sender.try_reserve(0).unwrap();
     sender.post(&stamp(0), 0);
-    poll(|| sender.freed_all().then_some(()));
+    poll(|| sender.is_drained().then_some(()));
     // SAFETY: the loan is over.
     shared.loan.with_mut(|cell| unsafe { *cell = 6 });
     reader.join().unwrap();
@@ -143,7 +143,7 @@ fn sleeping_receiver() {
     let mine = shared.clone();
     let reader = thread::spawn(move || {
         for _ in 0..2 {
-            wait(SLEEPY, (&mine.bells[1], &mine.bells[0]), 0, &Forever, || receiver.try_wait())
+            wait(SLEEPY, (&mine.bells[1], &mine.bells[0]), 0, &Forever, || receiver.peek())
                 .unwrap();
             receiver.free();
         }
@@ -165,7 +165,7 @@ fn sleeping_sender() {
         sender.post(&stamp(sequence), 0);
     }
     let reader = thread::spawn(move || {
-        receiver.try_wait().unwrap();
+        receiver.peek().unwrap();
         receiver.free();
         ring_bell(&theirs.bells[0]);
     });

@@ -53,7 +53,7 @@ pub fn on_hosts<T: Send>(
 
 /// The communicators of [`on_hosts`].
 pub fn joined_hosts(hosts: &[usize], config: &Config) -> Vec<Communicator> {
-    seated_hosts(hosts, &vec![config.seat; hosts.len()], config)
+    seated_hosts(hosts, &vec![config.device; hosts.len()], config)
 }
 
 /// As `joined_hosts`, where each rank has a seat of its own.
@@ -64,7 +64,7 @@ pub fn seated_hosts(hosts: &[usize], seats: &[DeviceChoice], config: &Config) ->
         let join = |(rank, host): (usize, &usize)| {
             let (id, mut config) = (&id, config.clone());
             config.host_id = Some(format!("host {host}"));
-            config.seat = seats[rank];
+            config.device = seats[rank];
             scope.spawn(move || Communicator::init_rank(hosts.len(), id, rank, &config))
         };
         let ranks: Vec<_> = hosts.iter().enumerate().map(join).collect();

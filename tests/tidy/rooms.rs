@@ -46,12 +46,12 @@ const HOUSES: [(&str, &[&str]); 6] = [
     (
         "src/executor",
         &[
-            "chunk_layout progress control_block",
-            "bind links",
+            "chunk_layout counting_check control_block",
+            "compile_plan links",
             "host",
             "direct",
-            "shm_two_shot send_recv bounce_buffers",
-            "device_pieces",
+            "shm_two_shot send_recv bounced_send_recv",
+            "device_work",
             "device_p2p",
             "mod",
         ],

@@ -86,7 +86,7 @@ fn try_send(endpoint: &mut dyn Endpoint, peer: usize, number: u64, bytes: &[u8])
 /// Read the next message of `peer`, if it has come, and free it.
 fn try_read(endpoint: &mut dyn Endpoint, peer: usize) -> Option<(Vec<u8>, Stamp)> {
     let connection = endpoint.connection(peer);
-    let (message, landed) = connection.try_wait()?;
+    let (message, landed) = connection.peek()?;
     assert!(!landed, "it landed in memory that nobody named");
     // SAFETY: the slot holds the message until it is freed.
     let got = unsafe { std::slice::from_raw_parts(message.payload, message.length) }.to_vec();
@@ -137,7 +137,7 @@ fn carry(
                 if *is_placed {
                     connection.receive_at(place.as_mut_ptr(), *length, &stamp(number as u64));
                 }
-                connection.try_wait()
+                connection.peek()
             });
             assert_eq!((message.length, message.stamp), (*length, stamp(number as u64)));
             assert!(*is_placed || !landed);
@@ -152,7 +152,7 @@ fn carry(
 }
 
 fn both_directions(patience: Patience, [mut first, mut second]: [Box<dyn Endpoint>; 2]) {
-    let longest = first.steps().cut;
+    let longest = first.step_lengths().cut;
     let lengths = [0, 1, 7, 64, longest - 1, longest];
     let messages: Vec<Transfer> =
         (0..120).map(|i| (lengths[i % 6], i % 4 < 2, i % 3 == 0)).collect();
@@ -161,7 +161,7 @@ fn both_directions(patience: Patience, [mut first, mut second]: [Box<dyn Endpoin
 }
 
 fn slots_end_and_come_back(patience: Patience, [mut sender, mut receiver]: [Box<dyn Endpoint>; 2]) {
-    let bytes = content(0, sender.steps().cut);
+    let bytes = content(0, sender.step_lengths().cut);
     let mut sent = 0;
     // A sender whose peer does not read is held up before it has filled the machine.
     while try_send(&mut *sender, 1, sent, &bytes) {
@@ -186,7 +186,7 @@ fn settled_memory_may_change(
     patience: Patience,
     [mut sender, mut receiver]: [Box<dyn Endpoint>; 2],
 ) {
-    let bytes = sender.steps().cut;
+    let bytes = sender.step_lengths().cut;
     let mut buffer = content(0, bytes);
     let mut sent = 0;
     // Nobody reads: some of the last ones are still to be sent.
@@ -228,7 +228,7 @@ fn others_go_to_slots(patience: Patience, [mut sender, mut receiver]: [Box<dyn E
             sender.flush();
             let connection = receiver.connection(0);
             connection.receive_at(place.as_mut_ptr(), length, &stamp(wanted));
-            connection.try_wait()
+            connection.peek()
         });
         assert_eq!((message.length, message.stamp, landed), (500, stamp(number), false));
         receiver.connection(0).receive_anywhere();
@@ -286,7 +286,7 @@ fn sleeps_end(patience: Patience, [mut sender, mut receiver]: [Box<dyn Endpoint>
 }
 
 fn longest_are_taken(patience: Patience, mut ranks: [Box<dyn Endpoint>; 2]) {
-    let (steps, messages) = (ranks[0].steps(), ranks[0].messages());
+    let (steps, messages) = (ranks[0].step_lengths(), ranks[0].message_lengths());
     // Whole ones are sent from where they lie, to where they are wanted.
     for length in [steps.cut, messages.cut, steps.whole, messages.whole] {
         transfer(patience, &mut ranks, &[(length, true, true)]);

@@ -95,8 +95,8 @@ impl Connection for FaultyConnection {
         self.inner().receive_anywhere();
     }
 
-    fn try_wait(&mut self) -> Option<(ReceivedMessage, bool)> {
-        let (message, landed) = self.inner().try_wait()?;
+    fn peek(&mut self) -> Option<(ReceivedMessage, bool)> {
+        let (message, landed) = self.inner().peek()?;
         if self.fault == Fault::Changes && message.length == 7 && !landed {
             // SAFETY: the slot's own memory, which the test reads next.
             unsafe { *message.payload.cast_mut() ^= 1 };
@@ -125,12 +125,12 @@ impl Endpoint for Faulty {
         &mut self.connection
     }
 
-    fn steps(&self) -> Lengths {
-        self.inner.steps()
+    fn step_lengths(&self) -> Lengths {
+        self.inner.step_lengths()
     }
 
-    fn messages(&self) -> Lengths {
-        self.inner.messages()
+    fn message_lengths(&self) -> Lengths {
+        self.inner.message_lengths()
     }
 
     fn is_zero_copy(&self) -> bool {

@@ -30,7 +30,7 @@ impl Connect for Nobody {
     fn connect(&self, _peer: usize) {}
 
     fn ask(&self, peer: usize) {
-        self.0.explain(peer);
+        self.0.report_explained(peer);
     }
 }
 
@@ -201,7 +201,7 @@ fn damaged(protection: Protection, at: usize) -> Result<Vec<u8>, String> {
     assert!(unsafe { sender.connection(1).send_from(&stamp(0), bytes.as_ptr(), 500) });
     LONG.until(|| {
         let connection = receiver.connection(0);
-        if let Some((message, _)) = connection.try_wait() {
+        if let Some((message, _)) = connection.peek() {
             // SAFETY: the message is not freed.
             let got = unsafe { std::slice::from_raw_parts(message.payload, message.length) };
             return Some(Ok(got.to_vec()));
@@ -243,7 +243,7 @@ fn a_closed_connection_says_so() {
     drop(receiver);
     let why = LONG.until(|| {
         let connection = sender.connection(1);
-        assert!(connection.try_wait().is_none());
+        assert!(connection.peek().is_none());
         sender.failure(1).map(str::to_string)
     });
     // The receiver's end is dropped with its inbox, closed or reset.
@@ -271,14 +271,14 @@ fn others_are_asked_once_why_a_connection_has_ended_and_nobody_waits_after_the_a
     let mut network = TcpEndpoint::new(0, 2, settings, inbox.clone(), connect);
     drop(second);
     LONG.until(|| {
-        assert!(network.connection(1).try_wait().is_none());
+        assert!(network.connection(1).peek().is_none());
         network.tcp_connection(1).is_broken().then_some(())
     });
     for _ in 0..3 {
         network.failure(1);
     }
     assert_eq!(asked.load(Relaxed), 1);
-    inbox.explain(1);
+    inbox.report_explained(1);
     assert!(network.failure(1).is_some());
 }
 

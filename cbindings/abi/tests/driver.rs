@@ -1,16 +1,16 @@
-//! What the library takes the CUDA driver's interface to be is what NVIDIA's header says.
+//! What the library takes the CUDA driver's driver_sys to be is what NVIDIA's header says.
 //!
 //! The library binds the driver by names and by what it believes of them, and so does the driver
 //! without a GPU that its tests run on: where both are wrong, all of those pass. Here the header
 //! itself speaks, through cudarc's `sys`, which bindgen made of it. Nothing of that is called.
 
-#[path = "../../../src/device/cuda/interface.rs"]
+#[path = "../../../src/device/cuda/driver_sys.rs"]
 #[allow(dead_code)]
-mod interface;
+mod driver_sys;
 
 use cudarc::driver::sys;
-use interface::*;
-use ringcomm::device::cuda::{Carrier, Driver};
+use driver_sys::*;
+use ringcomm::device::cuda::{Driver, HandleType};
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_void};
 use std::mem::{align_of, offset_of, size_of};
@@ -52,8 +52,8 @@ seen! {
         sys::CUmemAllocationGranularity_flags;
     "float of N bytes": f32;
     "structure of N bytes":
-        [u8; 16] sys::CUuuid Shareable sys::CUipcMemHandle Wanted sys::CUmemAllocationProp
-        Right sys::CUmemAccessDesc;
+        [u8; 16] sys::CUuuid IpcMemHandle sys::CUipcMemHandle AllocationProp
+        sys::CUmemAllocationProp AccessDesc sys::CUmemAccessDesc;
     "whatever":
         c_void sys::CUctx_st sys::CUstream_st sys::CUevent_st sys::CUmod_st sys::CUfunc_st
         sys::CUgraph_st sys::CUgraphExec_st sys::CUgraphNode_st;
@@ -133,13 +133,16 @@ fn every_entry_point_has_the_headers_prototype() {
 fn every_structure_has_the_headers_layout() {
     use sys::{CUmemAccessDesc, CUmemAllocationProp, CUmemLocation};
     let wanted = [
-        (offset_of!(Wanted, kind), offset_of!(CUmemAllocationProp, type_)),
-        (offset_of!(Wanted, carriers), offset_of!(CUmemAllocationProp, requestedHandleTypes)),
-        (offset_of!(Wanted, place), offset_of!(CUmemAllocationProp, location)),
+        (offset_of!(AllocationProp, kind), offset_of!(CUmemAllocationProp, type_)),
+        (
+            offset_of!(AllocationProp, carriers),
+            offset_of!(CUmemAllocationProp, requestedHandleTypes),
+        ),
+        (offset_of!(AllocationProp, place), offset_of!(CUmemAllocationProp, location)),
         // Two fields that are zero.
-        (offset_of!(Wanted, unused), offset_of!(CUmemAllocationProp, win32HandleMetaData)),
-        (size_of::<Wanted>(), size_of::<CUmemAllocationProp>()),
-        (align_of::<Wanted>(), align_of::<CUmemAllocationProp>()),
+        (offset_of!(AllocationProp, unused), offset_of!(CUmemAllocationProp, win32HandleMetaData)),
+        (size_of::<AllocationProp>(), size_of::<CUmemAllocationProp>()),
+        (align_of::<AllocationProp>(), align_of::<CUmemAllocationProp>()),
     ];
     let place = [
         (offset_of!(MemLocation, kind), offset_of!(CUmemLocation, type_)),
@@ -148,17 +151,17 @@ fn every_structure_has_the_headers_layout() {
         (align_of::<MemLocation>(), align_of::<CUmemLocation>()),
     ];
     let right = [
-        (offset_of!(Right, place), offset_of!(CUmemAccessDesc, location)),
-        (offset_of!(Right, what), offset_of!(CUmemAccessDesc, flags)),
-        (size_of::<Right>(), size_of::<CUmemAccessDesc>()),
-        (align_of::<Right>(), align_of::<CUmemAccessDesc>()),
+        (offset_of!(AccessDesc, place), offset_of!(CUmemAccessDesc, location)),
+        (offset_of!(AccessDesc, what), offset_of!(CUmemAccessDesc, flags)),
+        (size_of::<AccessDesc>(), size_of::<CUmemAccessDesc>()),
+        (align_of::<AccessDesc>(), align_of::<CUmemAccessDesc>()),
     ];
     for (ours, theirs) in wanted.into_iter().chain(place).chain(right) {
         assert_eq!(ours, theirs);
     }
     // By value it lies on the stack, or behind a pointer, in words of eight bytes, however it is
     // aligned elsewhere: it has too many bytes for registers.
-    assert_eq!(size_of::<Shareable>(), size_of::<sys::CUipcMemHandle>());
+    assert_eq!(size_of::<IpcMemHandle>(), size_of::<sys::CUipcMemHandle>());
 }
 
 /// Where a constant is, and its name.
@@ -237,19 +240,19 @@ fn theirs() -> BTreeMap<Named, Vec<i64>> {
         };
     }
     all! {
-        "interface" "INVALID_VALUE": CUDA_ERROR_INVALID_VALUE;
-        "interface" "NO_DEVICE": CUDA_ERROR_NO_DEVICE;
-        "interface" "ALREADY_MAPPED": CUDA_ERROR_ALREADY_MAPPED;
-        "interface" "NO_BINARY_FOR_GPU": CUDA_ERROR_NO_BINARY_FOR_GPU;
-        "interface" "TOO_NEW": CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_PTX,
+        "driver_sys" "INVALID_VALUE": CUDA_ERROR_INVALID_VALUE;
+        "driver_sys" "NO_DEVICE": CUDA_ERROR_NO_DEVICE;
+        "driver_sys" "ALREADY_MAPPED": CUDA_ERROR_ALREADY_MAPPED;
+        "driver_sys" "NO_BINARY_FOR_GPU": CUDA_ERROR_NO_BINARY_FOR_GPU;
+        "driver_sys" "TOO_NEW": CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_PTX,
             CUDA_ERROR_JIT_COMPILER_NOT_FOUND, CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
             CUDA_ERROR_JIT_COMPILATION_DISABLED;
-        "interface" "PEER_ACCESS_UNSUPPORTED": CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
-        "interface" "PEER_ACCESS_ALREADY_ENABLED": CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
-        "interface" "NOT_READY": CUDA_ERROR_NOT_READY;
-        "interface" "NOT_PERMITTED": CUDA_ERROR_NOT_PERMITTED;
-        "interface" "NOT_SUPPORTED": CUDA_ERROR_NOT_SUPPORTED;
-        "interface" "RELAXED": sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        "driver_sys" "PEER_ACCESS_UNSUPPORTED": CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+        "driver_sys" "PEER_ACCESS_ALREADY_ENABLED": CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+        "driver_sys" "NOT_READY": CUDA_ERROR_NOT_READY;
+        "driver_sys" "NOT_PERMITTED": CUDA_ERROR_NOT_PERMITTED;
+        "driver_sys" "NOT_SUPPORTED": CUDA_ERROR_NOT_SUPPORTED;
+        "driver_sys" "RELAXED": sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         "context" "MULTIPROCESSORS": CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         "context" "UNIFIED_ADDRESSING": CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING;
         "va_range" "MAPS": CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED;
@@ -293,8 +296,8 @@ fn every_number_is_the_headers() {
     }
     assert_eq!(ours, theirs());
     use sys::CUmemAllocationHandleType as Type;
-    assert_eq!(Carrier::Descriptor as u32, Type::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0);
-    assert_eq!(Carrier::Fabric as u32, Type::CU_MEM_HANDLE_TYPE_FABRIC.0);
+    assert_eq!(HandleType::Descriptor as u32, Type::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0);
+    assert_eq!(HandleType::Fabric as u32, Type::CU_MEM_HANDLE_TYPE_FABRIC.0);
 }
 
 /// Numbers that stand in the code without a name, where it says what they are.

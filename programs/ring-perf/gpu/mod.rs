@@ -24,7 +24,7 @@ use ringcomm::bootstrap::rendezvous::LaunchFacts;
 use ringcomm::communicator::Communicator;
 use ringcomm::config::{Config, DeviceChoice};
 use ringcomm::device::cuda::Device;
-use ringcomm::executor::device_pieces::{PieceShape, RankBuffers, pieces};
+use ringcomm::executor::device_work::{PieceShape, RankBuffers, pieces};
 use ringcomm::plan::Collective;
 use ringcomm::types::ReduceOp;
 use serde_json::{Value, json};
@@ -152,7 +152,7 @@ fn join(
     let config = Config { timeout_ms, algorithm, ..environment };
     let seat = |rank: usize| DeviceChoice::Device((rank % ndevices) as i32);
     if let Some(found) = found {
-        let config = Config { seat: seat(found.local_rank.unwrap_or(found.rank)), ..config };
+        let config = Config { device: seat(found.local_rank.unwrap_or(found.rank)), ..config };
         return Ok(vec![Arc::new(Communicator::init_found(found, &config)?)]);
     }
     let each = options.threads.unwrap_or(1);

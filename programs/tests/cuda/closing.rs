@@ -10,7 +10,7 @@ use super::streams::{Floats, sum};
 use super::support::processes::{Ranks, Seat as Place};
 use super::support::{HARD_DEADLINE_S, config};
 use super::{codes, ndevices};
-use ringcomm::device::cuda::{Carrier, Imported, Shareable};
+use ringcomm::device::cuda::{HandleType, Imported, IpcMemHandle};
 use std::time::{Duration, Instant};
 
 /// Entry points that close, unmap and unregister what is other processes' or shared with them.
@@ -43,7 +43,7 @@ fn errors_of_what_closes_hold_nobody_up() {
                 }
                 let mut kept = Vec::new();
                 for salt in 0..40 {
-                    let mapped = Mapped::new(&bench, 1, Some(Carrier::Descriptor));
+                    let mapped = Mapped::new(&bench, 1, Some(HandleType::Descriptor));
                     mapped.check_sum(&comm, &bench, salt);
                     check_sum(&comm, &bench, 1000);
                     if place.rank == 0 || salt % 8 == 0 {
@@ -89,7 +89,7 @@ fn errors_of_what_closes_after_a_death_hold_nobody_up() {
 fn die(place: &Place, code: i32) -> String {
     let (comm, bench) = join(place);
     check_sum(&comm, &bench, 1000);
-    let mapped = Mapped::new(&bench, 2, Some(Carrier::Descriptor));
+    let mapped = Mapped::new(&bench, 2, Some(HandleType::Descriptor));
     mapped.check_sum(&comm, &bench, 3);
     let floats = Floats::new(&bench, &[1.0; 1000]);
     // SAFETY: the memory lives until the driver frees it.
@@ -142,7 +142,7 @@ fn memory_that_does_not_close_is_silent_and_the_next_opens() {
         if place.rank == 0 {
             let bytes = std::fs::read(path).unwrap();
             let word = |at: usize| u64::from_ne_bytes(bytes[8 * at..][..8].try_into().unwrap());
-            let handle = Shareable(std::array::from_fn(word));
+            let handle = IpcMemHandle(std::array::from_fn(word));
             let opened = |imported: Option<_>| drop(imported.expect("nothing is in the way"));
             let open = || Imported::new(&bench.device, handle, 400).map(opened);
             for code in codes::all() {

@@ -6,9 +6,9 @@ use super::support::config;
 use super::{Bench, closing, gate};
 use ringcomm::communicator::Communicator;
 use ringcomm::device::cuda::{
-    Addresses, Capture, Carrier, Device, DeviceMemory, Driver, Event, Grid, Imported, KernelFamily,
-    Kernels, Mapping, OwnedStream, PhysicalPiece, Pinned, Recording, Registered, abi, copy, fill,
-    wait, wait_value, write_value,
+    Addresses, Capture, Device, DeviceMemory, Driver, Event, Grid, HandleType, HostRegistration,
+    Imported, KernelFamily, Kernels, Mapping, OwnedStream, PhysicalPiece, Pinned, Recording, abi,
+    copy, fill, wait, wait_value, write_value,
 };
 use ringcomm::error::Result;
 use ringcomm::types::DataType;
@@ -207,7 +207,7 @@ fn page() -> *mut u8 {
 }
 
 fn register(device: &Arc<Device>) -> Result<()> {
-    Registered::new(device, page(), 4096).map(drop)
+    HostRegistration::new(device, page(), 4096).map(drop)
 }
 
 #[test]
@@ -267,15 +267,15 @@ fn memory_that_is_shared() {
     let address = memory.pointer().addr() as u64;
     let allocation = device.allocation(address).unwrap().expect("it is there");
     let handle = device.export(&allocation).unwrap().expect("it is plain");
-    let piece = PhysicalPiece::new(device, 1, Some(Carrier::Descriptor)).unwrap();
+    let piece = PhysicalPiece::new(device, 1, Some(HandleType::Descriptor)).unwrap();
     let mapped = Addresses::of(device, std::slice::from_ref(&piece)).unwrap();
     let mapping = Mapping { base: mapped.start(), bytes: piece.bytes, block: 0 };
-    let packed = piece.pack(Carrier::Descriptor).unwrap().expect("made to travel");
+    let packed = piece.pack(HandleType::Descriptor).unwrap().expect("made to travel");
     let map = || Addresses::of(device, std::slice::from_ref(&piece)).map(drop);
     let make = || PhysicalPiece::new(device, 1, None).map(drop);
     let unpack =
-        || PhysicalPiece::unpack(device, (piece.bytes, &packed), Carrier::Descriptor).map(drop);
-    let words = Registered::new(device, page(), 4096).unwrap();
+        || PhysicalPiece::unpack(device, (piece.bytes, &packed), HandleType::Descriptor).map(drop);
+    let words = HostRegistration::new(device, page(), 4096).unwrap();
     let word = words.address(0);
     // What no driver lets travel is no error.
     let (unfit, unmade): (&[i32], &[i32]) = (&[1], &[1, 800, 801]);
@@ -285,7 +285,7 @@ fn memory_that_is_shared() {
         ("cuMemGetAllocationGranularity", &[], &make),
         ("cuMemCreate", &[], &make),
         ("cuMemRetainAllocationHandle", unmade, &|| PhysicalPiece::at(device, &mapping).map(drop)),
-        ("cuMemExportToShareableHandle", unmade, &|| piece.pack(Carrier::Descriptor).map(drop)),
+        ("cuMemExportToShareableHandle", unmade, &|| piece.pack(HandleType::Descriptor).map(drop)),
         ("cuMemImportFromShareableHandle", &[], &unpack),
         ("cuMemAddressReserve", &[], &map),
         ("cuMemMap", &[], &map),

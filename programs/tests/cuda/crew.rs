@@ -414,7 +414,7 @@ fn an_error_while_kernels_of_processes_are_tried_ends_in_words() {
 
 fn made(place: &Place) -> ringcomm::error::Result<Communicator> {
     let seat = DeviceChoice::Device(place.rank as i32);
-    let config = Config { seat, timeout_ms: 20_000, ..place.config.clone() };
+    let config = Config { device: seat, timeout_ms: 20_000, ..place.config.clone() };
     Communicator::init_rank(place.nranks, &place.id, place.rank, &config)
 }
 

@@ -11,7 +11,7 @@ use super::streams::{Floats, sum};
 use super::support::config;
 use ringcomm::communicator::{Call, Communicator, Message, Order, OrderedMessage, enqueue};
 use ringcomm::config::{Config, DeviceChoice};
-use ringcomm::device::cuda::{DeferredFree, Registered, SpinKernelsActive};
+use ringcomm::device::cuda::{DeferredFree, HostRegistration, SpinKernelsActive};
 use ringcomm::error::Error;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -320,7 +320,7 @@ fn registered_memory_outlasts_kernels_that_wait() {
     let device = Bench::new(0).device;
     fake::fail("", 0, 0);
     let start = std::ptr::from_ref(&*page).cast_mut().cast();
-    let register = || DeferredFree::new(|| Registered::new(&device, start, 4096)).unwrap();
+    let register = || DeferredFree::new(|| HostRegistration::new(&device, start, 4096)).unwrap();
     let first = register();
     drop(first);
     assert_eq!(fake::calls("cuMemHostUnregister"), 1);

@@ -64,7 +64,7 @@ fn a_ground_that_a_peer_has_open_outlives_a_crew_that_comes_to_nothing() {
         let held = || fake::calls("cuMemAlloc_v2") - fake::calls("cuMemFree_v2");
         let seat = DeviceChoice::Device(place.rank as i32);
         let split = |color: usize| {
-            let (key, config) = (place.rank as i32, Config { seat, ..asking("ring") });
+            let (key, config) = (place.rank as i32, Config { device: seat, ..asking("ring") });
             parent.split(color as i32, key, Some(&config)).unwrap().expect("a color")
         };
         let base = (open(), held());

@@ -170,7 +170,7 @@ fn batches_of_any_length_go_over_the_network() {
         for slot_bytes in [256, 16 << 10] {
             let narrow = small_slots(3, slot_bytes);
             let room = 2 * narrow.buff_size.unwrap();
-            let config = Config { seat: DeviceChoice::Device(0), protection, ..narrow };
+            let config = Config { device: DeviceChoice::Device(0), protection, ..narrow };
             let all = Together::of(3);
             threads::run_all(&joined_hosts(&hosts, &config), |comm| {
                 run_long(comm, &Bench::new(0), room.max(LEAST), Some(&all));
@@ -212,7 +212,7 @@ fn what_waits_for_a_socket_is_not_overwritten() {
     if ndevices() == 0 {
         return;
     }
-    let config = Config { seat: DeviceChoice::Device(0), ..small_slots(2, 16 << 10) };
+    let config = Config { device: DeviceChoice::Device(0), ..small_slots(2, 16 << 10) };
     threads::run_all(&joined_hosts(&[0, 1], &config), |comm| {
         // More than sockets hold.
         let batch = [Planned { from: 0, to: 1, ..floats(24) }];
@@ -227,7 +227,7 @@ fn what_waits_for_a_socket_is_not_overwritten() {
 fn join(place: &Place) -> (Communicator, Bench) {
     let device = (place.rank % ndevices()) as i32;
     let seat = if place.rank == 2 { DeviceChoice::Host } else { DeviceChoice::Device(device) };
-    let config = Config { seat, ..place.config.clone() };
+    let config = Config { device: seat, ..place.config.clone() };
     let comm = Communicator::init_rank(place.nranks, &place.id, place.rank, &config).unwrap();
     (comm, Bench::new(device))
 }

@@ -5,7 +5,7 @@ use super::processes::{SHARED, apart, check_sum, is_within_reach, join, transpor
 use super::streams::{Floats, sum};
 use super::{Bench, fake};
 use ringcomm::communicator::{Call, Communicator, Order};
-use ringcomm::device::cuda::{Addresses, Carrier, PhysicalPiece, copy};
+use ringcomm::device::cuda::{Addresses, HandleType, PhysicalPiece, copy};
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 
@@ -13,11 +13,11 @@ use ringcomm::types::DataType;
 pub struct Mapped {
     addresses: Addresses,
     piece_bytes: usize,
-    carrier: Option<Carrier>,
+    carrier: Option<HandleType>,
 }
 
 impl Mapped {
-    pub fn new(bench: &Bench, npieces: usize, carrier: Option<Carrier>) -> Mapped {
+    pub fn new(bench: &Bench, npieces: usize, carrier: Option<HandleType>) -> Mapped {
         let piece = |_| PhysicalPiece::new(&bench.device, 1, carrier).unwrap();
         let pieces: Vec<PhysicalPiece> = (0..npieces).map(piece).collect();
         let addresses = Addresses::of(&bench.device, &pieces).unwrap();
@@ -87,9 +87,9 @@ fn pieces_go_to_the_processes_that_launch() {
         let (comm, bench) = join(place);
         let carriers = bench.device.carriers();
         // A fabric is for the driver to have.
-        let has_all = Carrier::ALL.into_iter().all(|carrier| carriers.has(carrier));
+        let has_all = HandleType::ALL.into_iter().all(|carrier| carriers.has(carrier));
         assert!(has_all || !fake::is_there(), "{carriers:?}");
-        for carrier in Carrier::ALL.into_iter().filter(|carrier| carriers.has(*carrier)) {
+        for carrier in HandleType::ALL.into_iter().filter(|carrier| carriers.has(*carrier)) {
             let mapped = Mapped::new(&bench, 3, Some(carrier));
             mapped.check_sum(&comm, &bench, 1);
             let opened = "cuMemImportFromShareableHandle";
@@ -128,10 +128,10 @@ fn pieces_of_a_fabric_that_fails_go_through_the_host() {
             fake::fail(OPENED, opened / 2 + 1, 4711);
         }
         let comm = parent.split(0, place.rank as i32, None).unwrap().expect("a color");
-        let plain = Mapped::new(&bench, 2, Some(Carrier::Descriptor));
+        let plain = Mapped::new(&bench, 2, Some(HandleType::Descriptor));
         plain.check_sum(&comm, &bench, 1);
         assert_eq!(transport(&comm), SHARED);
-        let mapped = Mapped::new(&bench, 2, Some(Carrier::Fabric));
+        let mapped = Mapped::new(&bench, 2, Some(HandleType::Fabric));
         mapped.check_sum(&comm, &bench, 2);
         let says = transport(&comm);
         assert!(says.contains("or gpu/staged"), "{says}");
@@ -148,7 +148,7 @@ fn pieces_of_a_fabric_that_fails_go_through_the_host() {
 fn a_piece_that_is_replaced_is_never_mistaken() {
     apart(2, "", |place, _| {
         let (comm, bench) = join(place);
-        let mut mapped = Mapped::new(&bench, 4, Some(Carrier::Descriptor));
+        let mut mapped = Mapped::new(&bench, 4, Some(HandleType::Descriptor));
         for round in 0..12 {
             mapped.check_sum(&comm, &bench, round);
             mapped.replace(&bench, round % 4);
@@ -164,7 +164,7 @@ fn a_piece_that_is_replaced_is_never_mistaken() {
 fn pieces_that_do_not_travel_go_through_the_host() {
     apart(2, "", |place, _| {
         let (comm, bench) = join(place);
-        for (npieces, carrier) in [(2, None), (130, Some(Carrier::Descriptor))] {
+        for (npieces, carrier) in [(2, None), (130, Some(HandleType::Descriptor))] {
             if npieces > 2 && !fake::is_there() {
                 // Of a real device's size they take long.
                 continue;
@@ -229,7 +229,7 @@ fn with_failure(place: &super::support::processes::Seat, words: &[&str]) -> Stri
         fake::fail(words[0], 1, 4711);
     }
     let (comm, bench) = join(place);
-    let mapped = Mapped::new(&bench, 2, Some(Carrier::Descriptor));
+    let mapped = Mapped::new(&bench, 2, Some(HandleType::Descriptor));
     if fails("call") {
         fake::fail(words[0], 1, 4711);
     }
@@ -261,9 +261,9 @@ fn memory_that_was_freed_is_closed_by_and_by() {
     }
     apart(2, "", |place, _| {
         let (comm, bench) = join(place);
-        let kept = Mapped::new(&bench, 1, Some(Carrier::Descriptor));
+        let kept = Mapped::new(&bench, 1, Some(HandleType::Descriptor));
         kept.check_sum(&comm, &bench, 1);
-        let mapped = Mapped::new(&bench, 2, Some(Carrier::Descriptor));
+        let mapped = Mapped::new(&bench, 2, Some(HandleType::Descriptor));
         mapped.check_sum(&comm, &bench, 2);
         let floats = Floats::new(&bench, &[1.0; 100]);
         // SAFETY: the memory lives until it is read.

@@ -91,7 +91,7 @@ fn portions_go_over_the_network() {
     cases.extend(long_cases(3).into_iter().step_by(3));
     cases.extend(v_cases(3, 1, &mut Random(501)));
     let cases: Vec<_> = cases.into_iter().map(Prepared::new).collect();
-    let config = Config { seat: DeviceChoice::Device(0), ..narrow(3) };
+    let config = Config { device: DeviceChoice::Device(0), ..narrow(3) };
     threads::run_all(&joined_hosts(&hosts, &config), |comm| {
         let bench = Bench::new(0);
         cases.iter().for_each(|case| check(case, comm, &bench));

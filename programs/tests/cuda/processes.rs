@@ -29,7 +29,7 @@ pub fn join(place: &Place) -> (Communicator, Bench) {
 
 fn join_as(place: &Place, rank: usize, nranks: usize) -> (Communicator, Bench) {
     let seat = DeviceChoice::Device((rank % ndevices()) as i32);
-    let config = Config { seat, ..place.config.clone() };
+    let config = Config { device: seat, ..place.config.clone() };
     let comm = Communicator::init_rank(nranks, &place.id, rank, &config).expect("a rank");
     let bench = Bench::new(comm.device().expect("it is on one"));
     (comm, bench)
@@ -414,7 +414,7 @@ fn with_failure(place: &Place, words: &[&str]) -> String {
         fake::fail(words[0], number(1), number(3) as i32);
     }
     let seat = DeviceChoice::Device((place.rank % ndevices()) as i32);
-    let config = Config { seat, timeout_ms: 20_000, ..place.config.clone() };
+    let config = Config { device: seat, timeout_ms: 20_000, ..place.config.clone() };
     let comm = match Communicator::init_rank(place.nranks, &place.id, place.rank, &config) {
         Ok(comm) => comm,
         Err(error) => return error.to_string(),

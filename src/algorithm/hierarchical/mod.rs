@@ -24,9 +24,9 @@
 //! are those of J. L. Träff, S. Hunold, "Decomposing MPI Collectives for Exploiting Multi-lane
 //! Communication", 2020.
 
-mod blocks;
 mod broadcast;
 mod reduction;
+mod scatter_gather;
 
 use crate::plan::Collective::{self, *};
 use crate::plan::topology::Topology;
@@ -39,15 +39,15 @@ pub(super) fn plan(
     topology: &Topology,
     root: usize,
 ) -> Option<Plan> {
-    let lanes = topology.least();
+    let lanes = topology.min_per_host();
     let rounds = if topology.nhosts() == 2 { Rounds::One } else { Rounds::Two };
     let place = HostPosition::new(rank, topology, lanes, rounds)?;
     match collective {
         AllReduce => Some(reduction::plan(&place, None)),
         Reduce => Some(reduction::plan(&place, Some(root))),
         Broadcast => Some(broadcast::plan(&place, root)),
-        ReduceScatter => Some(blocks::reduce_scatter(&place)),
-        AllGather => Some(blocks::all_gather(&place)),
+        ReduceScatter => Some(scatter_gather::reduce_scatter(&place)),
+        AllGather => Some(scatter_gather::all_gather(&place)),
         _ => None,
     }
 }
@@ -99,7 +99,7 @@ impl<'a> HostPosition<'a> {
         let (host, index) = (topology.host(rank), topology.place(rank));
         let groups = if rounds == Rounds::One { 1 } else { topology.nhosts() };
         let place = HostPosition { topology, rank, host, index, lanes, groups };
-        topology.is_nested().then_some(place)
+        topology.is_hierarchical().then_some(place)
     }
 
     /// A plan for a vector that is cut into the chunks of all lanes.

@@ -13,18 +13,18 @@
 //!
 //! A root does not matter: ranks are alike on one machine, and hosts nearly.
 
-mod costs;
-mod direct;
-mod form;
-mod hierarchical_form;
-mod hosts;
+mod cost_model;
+mod cost_params;
+mod direct_cost;
+mod hierarchical_cost;
+mod inter_host_cost;
 
 use super::{Algorithm, host_order, serial_order};
 use crate::plan::Collective;
-pub use costs::{Costs, Profile};
-use form::{CostTerms, Form};
-use hosts::HostTraffic;
-pub use hosts::Hosts;
+use cost_model::{ClosedForm, CostTerms};
+pub use cost_params::{Costs, Profile};
+use inter_host_cost::HostTraffic;
+pub use inter_host_cost::Hosts;
 
 /// A call, as far as its time depends on it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -127,19 +127,19 @@ pub fn predict(
         if !question.direct {
             return None;
         }
-        (direct::form(algorithm, collective, nranks, bytes, question.in_place)?, 1.0)
+        (direct_cost::form(algorithm, collective, nranks, bytes, question.in_place)?, 1.0)
     } else if algorithm == Algorithm::Local {
-        (Form::of(algorithm, collective, nranks, bytes)?, 1.0)
+        (ClosedForm::of(algorithm, collective, nranks, bytes)?, 1.0)
     } else {
         let message = match host_order(algorithm) {
-            true => hierarchical_form::longest_message(
+            true => hierarchical_cost::longest_message(
                 algorithm,
                 collective,
                 nranks,
                 question.hosts,
                 bytes,
             ),
-            false => form::longest_message(algorithm, collective, nranks, bytes),
+            false => cost_model::longest_message(algorithm, collective, nranks, bytes),
         };
         let slices =
             match goes_whole((algorithm, collective), message as usize, question.whole_bytes) {
@@ -186,7 +186,7 @@ pub fn shm_two_shot(question: &Question, window: usize, costs: &Costs) -> Option
     }
     let windows = (question.bytes as f64 / window as f64).ceil();
     let bytes = question.bytes as f64 / windows;
-    let form = direct::windowed(algorithm, question.collective, question.nranks, bytes)?;
+    let form = direct_cost::windowed(algorithm, question.collective, question.nranks, bytes)?;
     let first = form.alphas * costs.alpha_us + form.path.time(costs);
     let times = (windows * first, form.total.time(costs));
     let predicted_us = crowded(&form, times, windows, question.nranks, costs);
@@ -197,13 +197,13 @@ pub fn shm_two_shot(question: &Question, window: usize, costs: &Costs) -> Option
 /// through the kernel; `None` where the call is none for that, or the user wants another algorithm.
 /// In place, too, but for an all-to-all, which the caller has to know.
 pub fn by_cma(question: &Question, costs: &Costs) -> Option<AlgorithmChoice> {
-    let algorithm = direct::READS;
+    let algorithm = direct_cost::READS;
     let asks_else = asked(question).is_some_and(|asked| asked != algorithm);
     let copies = costs.cma_us_per_byte.is_finite();
     if !copies || asks_else || question.hosts.count > 1 || question.bytes == 0 {
         return None;
     }
-    let form = direct::by_cma(question.collective, question.nranks, question.bytes as f64)?;
+    let form = direct_cost::by_cma(question.collective, question.nranks, question.bytes as f64)?;
     // Every block is a call of the system.
     let costs = Costs { cross_us_per_byte: costs.cma_us_per_byte, ..costs.clone() };
     let blocks = match question.collective {
@@ -236,7 +236,7 @@ pub fn zero_copy_from(costs: &Costs) -> [usize; 2] {
 /// The time of a form in so many slices, which takes `time` where every rank has a core, and of
 /// which one slice is `total` for all ranks together.
 fn crowded(
-    form: &Form,
+    form: &ClosedForm,
     (time, total): (f64, f64),
     slices: f64,
     nranks: usize,
@@ -256,15 +256,15 @@ fn crowded(
 
 /// The closed form; `None` where the algorithm does not do the collective, or not through slots as
 /// short as these: a message of more chunks than a slot has elements.
-fn form(algorithm: Algorithm, question: &Question, bytes: f64) -> Option<Form> {
+fn form(algorithm: Algorithm, question: &Question, bytes: f64) -> Option<ClosedForm> {
     let (collective, nranks) = (question.collective, question.nranks);
-    let widest = form::widest_message(algorithm, collective, nranks);
+    let widest = cost_model::widest_message(algorithm, collective, nranks);
     if question.bytes > question.slot_bytes && question.slot_bytes / widest < question.element {
         return None;
     }
     match host_order(algorithm) {
-        true => hierarchical_form::form(algorithm, collective, nranks, question.hosts, bytes),
-        false => Form::of(algorithm, collective, nranks, bytes),
+        true => hierarchical_cost::form(algorithm, collective, nranks, question.hosts, bytes),
+        false => ClosedForm::of(algorithm, collective, nranks, bytes),
     }
 }
 

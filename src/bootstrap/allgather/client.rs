@@ -3,11 +3,11 @@
 use super::message::{
     AllgatherMessage, PeerId, RankContribution, entries, entry_bytes, push_entry,
 };
-use super::root::margin;
-use super::tree::{
+use super::protocol::{
     Branches, ConnectionId, PeerTable, TreeAction, TreeEvent, died, garbled, into_unmet, name,
     out_of_turn, own_failure, refused,
 };
+use super::root::margin;
 use crate::bootstrap::error::{Blame, BootstrapError};
 use crate::bootstrap::local::wire::Failure;
 use crate::error::{Error, Result};

@@ -1,19 +1,20 @@
 //! One rank's meeting on connections: it turns bytes into events and actions into bytes.
 //!
 //! No call waits and none asks for the time: whoever drives a host, a loop around `poll` or a
-//! simulation, calls [`Host::advance`] when something may have come or a deadline has passed.
+//! simulation, calls [`AllgatherDriver::advance`] when something may have come or a deadline has
+//! passed.
 
 use super::client::AllgatherClient;
 use super::message::AllgatherMessage;
+use super::protocol::{ConnectionId, PeerTable, TreeAction, TreeEvent};
 use super::root::AllgatherRoot;
-use super::tree::{ConnectionId, PeerTable, TreeAction, TreeEvent};
 use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::tcp::connect::Connecting;
 use crate::bootstrap::tcp::handshake::SharedSecret;
 use crate::bootstrap::tcp::hello::{Hello, Purpose};
-use crate::bootstrap::tcp::io::Network;
 use crate::bootstrap::tcp::pending::ProvenConnection;
 use crate::bootstrap::tcp::secure_frame::{Framed, StreamEnd};
+use crate::bootstrap::tcp::stream_traits::Network;
 use crate::error::Result;
 use crate::os::tcp_liveness::{AckWatch, LOOK};
 use std::collections::{BTreeMap, VecDeque};
@@ -64,7 +65,7 @@ struct DriverConnection<S> {
 }
 
 /// One rank's meeting.
-pub struct Host<N: Network> {
+pub struct AllgatherDriver<N: Network> {
     network: N,
     secret: SharedSecret,
     /// What it says when it dials.
@@ -77,10 +78,24 @@ pub struct Host<N: Network> {
     next_look: Option<Instant>,
 }
 
-impl<N: Network> Host<N> {
-    pub fn new(network: N, secret: SharedSecret, greeting: Hello, role: Role) -> Host<N> {
+impl<N: Network> AllgatherDriver<N> {
+    pub fn new(
+        network: N,
+        secret: SharedSecret,
+        greeting: Hello,
+        role: Role,
+    ) -> AllgatherDriver<N> {
         let wires = BTreeMap::new();
-        Host { network, secret, greeting, role, wires, dial: None, next: 1, next_look: None }
+        AllgatherDriver {
+            network,
+            secret,
+            greeting,
+            role,
+            wires,
+            dial: None,
+            next: 1,
+            next_look: None,
+        }
     }
 
     /// Somebody came through the gate for the meeting.
@@ -94,7 +109,7 @@ impl<N: Network> Host<N> {
     fn connect(&mut self, arrival: ProvenConnection<N::Stream>, now: Instant) -> ConnectionId {
         let link = self.next;
         self.next += 1;
-        self.network.ask(&arrival.stream);
+        self.network.enable_keepalive(&arrival.stream);
         self.next_look.get_or_insert(now + LOOK);
         let framed = Framed::new(arrival.stream, &arrival.keys);
         let (queue, silence) = (VecDeque::new(), AckWatch::default());
@@ -212,7 +227,7 @@ impl<N: Network> Host<N> {
                 let secret = self.secret.clone();
                 let to = self.network.routes(&to);
                 let dial = Connecting::new(secret, &to, greeting, now, until);
-                self.dial = Some(if was_open { dial.where_open() } else { dial });
+                self.dial = Some(if was_open { dial.fail_if_refused() } else { dial });
             }
         }
     }
@@ -273,7 +288,8 @@ impl<N: Network> Host<N> {
         }
     }
 
-    /// When [`Host::advance`] has something to do though nothing arrives; `None` if never.
+    /// When [`AllgatherDriver::advance`] has something to do though nothing arrives; `None` if
+    /// never.
     pub fn next_deadline(&self) -> Option<Instant> {
         let dial = self.dial.as_ref().map(Connecting::next_deadline);
         let role = match &self.role {

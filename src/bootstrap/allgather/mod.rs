@@ -3,8 +3,8 @@
 pub(super) mod client;
 pub(super) mod driver;
 pub(super) mod message;
+pub(super) mod protocol;
 pub(super) mod root;
-pub(super) mod tree;
 
 use super::error::BootstrapError;
 use super::local::wire::{Failure, MAX_PAYLOAD};
@@ -13,14 +13,14 @@ use super::tcp::connect::Proved;
 use super::tcp::handshake::SharedSecret;
 use super::tcp::hello::{ANYONE, Hello, Purpose};
 use super::tcp::listener::{AuthListener, NetworkConfig};
-use super::tcp::socket::KernelNetwork;
+use super::tcp::socket::OsNetwork;
 use super::unique_id::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::os::poll::{entry, poll};
 use crate::os::thread_signals;
 use client::AllgatherClient;
-use driver::{Host, Role};
+use driver::{AllgatherDriver, Role};
 pub use message::{AllgatherMessage, PeerId, RankContribution, entries};
 use root::AllgatherRoot;
 use std::time::{Duration, Instant};
@@ -82,7 +82,8 @@ pub fn meet_unless(
             deadline,
         ))
     };
-    let mut host = Host::new(KernelNetwork, SharedSecret::new(id), greeting(me, nranks)?, role);
+    let mut host =
+        AllgatherDriver::new(OsNetwork, SharedSecret::new(id), greeting(me, nranks)?, role);
     let mut others = Vec::new();
     let interrupt = || match is_called_off {
         Some(is_called_off) if is_called_off() => {
@@ -134,7 +135,7 @@ fn check(rank: usize, nranks: usize, mine: &[u8]) -> Result<()> {
 /// What comes meanwhile from one of `nranks` ranks for another purpose is for `others`; who is no
 /// rank only asks whether anybody is there, and is hung up on.
 fn run(
-    host: &mut Host<KernelNetwork>,
+    host: &mut AllgatherDriver<OsNetwork>,
     gate: &mut AuthListener,
     nranks: u32,
     others: &mut Vec<Proved>,
@@ -186,7 +187,7 @@ impl Root {
         let secret = UniqueId::generate()?;
         let gate = AuthListener::open(&secret, &NetworkConfig::from(config))?.of_root();
         let id = secret.moved_to(gate.addresses());
-        let patience = config.meeting();
+        let patience = config.init_timeout();
         let own = id.clone();
         thread_signals::spawn_deaf("ring-root", move || serve(&own, gate, patience)).map_err(
             |error| Error::System {
@@ -203,7 +204,7 @@ fn serve(id: &UniqueId, mut gate: AuthListener, patience: Duration) {
     let now = Instant::now();
     let role = Role::Root(AllgatherRoot::apart(me.pid, now, patience));
     let Ok(greeting) = greeting(me, 0) else { return };
-    let mut host = Host::new(KernelNetwork, SharedSecret::new(id), greeting, role);
+    let mut host = AllgatherDriver::new(OsNetwork, SharedSecret::new(id), greeting, role);
     // A thread has no use for what is for a rank.
     if run(&mut host, &mut gate, 0, &mut Vec::new(), None).is_ok() {
         return;

@@ -1,7 +1,7 @@
 //! The root of a meeting: it knows who has come, gives every rank its place, and holds the table.
 
 use super::message::{AllgatherMessage, NO_RANK, PeerId, RankContribution, entries};
-use super::tree::{
+use super::protocol::{
     ARITY, Branches, ConnectionId, PeerTable, TreeAction, TreeEvent, died, garbled, into_unmet,
     name, out_of_turn, refused, table_messages,
 };

@@ -8,7 +8,7 @@ use super::handshake::{HandshakeProgress, LocalHandshake};
 use super::socket::{self, UnixSocket};
 use super::wire::{self, Failure, FrameHeader, FrameKind, LocalHello};
 use super::{LocalRendezvous, Member, ProcessOrigin};
-use crate::bootstrap::admission::{Admission, PROOF_TIME, Unproven, is_passing};
+use crate::bootstrap::admission::{Admission, PROOF_TIME, Unproven, is_transient};
 use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::process::out_of_sockets;
 use crate::error::Result;
@@ -128,7 +128,7 @@ impl<'a> LocalRoot<'a> {
             if *door {
                 self.admit()?;
             } else if open {
-                self.admission.has_all();
+                self.admission.clear_shortage();
             }
         }
         Ok(())
@@ -155,7 +155,7 @@ impl<'a> LocalRoot<'a> {
         let now = Instant::now();
         match door.accept() {
             Ok(accepted) => {
-                self.admission.has_all();
+                self.admission.clear_shortage();
                 let candidate = accepted.and_then(LocalHandshake::new);
                 if let Some(candidate) = candidate {
                     let evicted = self.admission.make_room(now);
@@ -163,7 +163,7 @@ impl<'a> LocalRoot<'a> {
                     self.admission.waiting.push(candidate);
                 }
             }
-            Err(error) if is_passing(&error) => self.admission.pause(error.raw_os_error(), now),
+            Err(error) if is_transient(&error) => self.admission.pause(error.raw_os_error(), now),
             Err(error) => return Err(self.system("letting ranks in", &error)),
         }
         Ok(())

@@ -24,7 +24,7 @@ const NAMES_APPEAR: Duration = Duration::from_secs(10);
 const ASK_AGAIN: Duration = Duration::from_millis(250);
 
 /// What is known of the network, and what it does where ranks meet through a file.
-pub trait NetworkFacts {
+pub trait RendezvousNetwork {
     /// This rank's user says which host it is on: others may be on another one of this machine.
     fn hosts_are_named(&self) -> bool;
     /// A new id that leads to this process, for rank 0 to leave in the file.
@@ -72,9 +72,9 @@ struct Target {
 }
 
 /// Make the id that leads this rank to the others. Waits where rank 0 has yet to write a file.
-pub fn invite(
+pub fn join(
     found: &LaunchFacts,
-    network: &dyn NetworkFacts,
+    network: &dyn RendezvousNetwork,
     deadline: Instant,
 ) -> Result<JoinTicket> {
     let job = match (&found.place, found.job.is_empty()) {
@@ -209,7 +209,7 @@ mod tests {
     /// A network without anybody. Whether hosts have names on it.
     struct Nobody(bool);
 
-    impl NetworkFacts for Nobody {
+    impl RendezvousNetwork for Nobody {
         fn hosts_are_named(&self) -> bool {
             self.0
         }
@@ -235,7 +235,7 @@ mod tests {
     ) -> Result<JoinTicket> {
         let lookup = |name: &str| secret.filter(|_| name == "RINGCOMM_SECRET").map(str::to_string);
         let found = detect(lookup, Some(url), Some(rank), Some(2)).unwrap();
-        invite(&found, network, Instant::now())
+        join(&found, network, Instant::now())
     }
 
     const SECRET: Option<&str> = Some("sixteen letters!");
@@ -279,7 +279,7 @@ mod tests {
                 value.or(secret.filter(|_| name == "RINGCOMM_SECRET")).map(str::to_string)
             };
             let found = detect(lookup, None, None, None).unwrap();
-            invite(&found, network, Instant::now()).unwrap().id
+            join(&found, network, Instant::now()).unwrap().id
         };
         let ringrun = [
             ("RINGCOMM_RANK", "0"),
@@ -331,10 +331,10 @@ mod tests {
             Some(value.to_string())
         };
         let found = detect(lookup, None, None, None).unwrap();
-        let first = invite(&found, &Nobody(false), Instant::now()).unwrap();
+        let first = join(&found, &Nobody(false), Instant::now()).unwrap();
         let id = first.id.clone();
         first.met();
-        assert_ne!(invite(&found, &Nobody(false), Instant::now()).unwrap().id, id);
+        assert_ne!(join(&found, &Nobody(false), Instant::now()).unwrap().id, id);
     }
 
     #[test]

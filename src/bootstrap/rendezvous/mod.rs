@@ -16,7 +16,7 @@ mod url;
 #[cfg(test)]
 mod tests;
 
-pub use derive_id::{JoinTicket, NetworkFacts, invite};
+pub use derive_id::{JoinTicket, RendezvousNetwork, join};
 pub use detect::{detect, launched};
 #[cfg(any(test, fuzzing))]
 pub use file::rewritten;

@@ -7,8 +7,8 @@
 
 use crate::bootstrap::allgather::client::AllgatherClient;
 use crate::bootstrap::allgather::message::{AllgatherMessage, NO_RANK, PeerId};
+use crate::bootstrap::allgather::protocol::{ConnectionId, TreeAction, TreeEvent};
 use crate::bootstrap::allgather::root::AllgatherRoot;
-use crate::bootstrap::allgather::tree::{ConnectionId, TreeAction, TreeEvent};
 use crate::bootstrap::tcp::handshake::{ANSWER, HELLO, PROOF};
 use crate::bootstrap::tcp::hello::{ANYONE, Hello, Purpose};
 use crate::bootstrap::tcp::secure_frame::OVERHEAD;

@@ -4,8 +4,8 @@
 //! and a reset takes what the other end has not read yet with it.
 
 use super::crypto::Seeded;
-use crate::bootstrap::tcp::io::{ByteStream, Network, ended};
 use crate::bootstrap::tcp::socket::{KEEPALIVE, USER_TIMEOUT};
+use crate::bootstrap::tcp::stream_traits::{ByteStream, Network, unexpected_eof};
 use crate::os::tcp_liveness::AckWatch;
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -438,7 +438,7 @@ impl Network for Port {
         }
     }
 
-    fn ask(&self, line: &Line) {
+    fn enable_keepalive(&self, line: &Line) {
         let mut net = self.net.borrow_mut();
         let side = &mut net.pipes[line.pipe].sides[line.side];
         (side.health, side.asked) = (false, true);
@@ -458,7 +458,7 @@ impl Network for Port {
 impl ByteStream for Line {
     fn receive(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         if bytes.is_empty() {
-            return Err(ended());
+            return Err(unexpected_eof());
         }
         self.net.borrow_mut().receive(self.pipe, self.side, bytes)
     }

@@ -5,13 +5,13 @@ use super::crypto::{Seeded, seed as seed_primitives, toy};
 use super::net::{Happening, Line, Net, Party, Port, Shared};
 use crate::bootstrap::allgather::LAST_WORDS;
 use crate::bootstrap::allgather::client::AllgatherClient;
-use crate::bootstrap::allgather::driver::{Host, Role};
+use crate::bootstrap::allgather::driver::{AllgatherDriver, Role};
 use crate::bootstrap::allgather::message::{NO_RANK, PeerId as Named};
 use crate::bootstrap::allgather::root::AllgatherRoot;
 use crate::bootstrap::tcp::handshake::SharedSecret;
 use crate::bootstrap::tcp::hello::{ANYONE, Hello, Purpose};
-use crate::bootstrap::tcp::io::{ByteStream, Network};
 use crate::bootstrap::tcp::pending::PendingPeers;
+use crate::bootstrap::tcp::stream_traits::{ByteStream, Network};
 use crate::bootstrap::unique_id::UniqueId;
 use crate::error::Error;
 use std::cell::RefCell;
@@ -58,7 +58,7 @@ type Outcome = Result<Vec<Vec<u8>>, Error>;
 struct Actor {
     address: SocketAddr,
     lobby: PendingPeers<Line>,
-    host: Option<Host<Port>>,
+    host: Option<AllgatherDriver<Port>>,
     fate: Fate,
     stopped: bool,
     started: Option<Instant>,
@@ -246,7 +246,7 @@ impl World {
         let (purpose, to, rank) = (Purpose::Meet, ANYONE, me.rank);
         let (nranks, lane, note) = (nranks as u32, pid, self.numbers.draw());
         let greeting = Hello { purpose, rank, to, nranks, lane, note };
-        let host = Host::new(self.port(actor), self.secret.clone(), greeting, role);
+        let host = AllgatherDriver::new(self.port(actor), self.secret.clone(), greeting, role);
         let this = &mut self.actors[actor];
         if !apart {
             this.lobby.set_rank(me.rank);
@@ -339,7 +339,7 @@ impl World {
             deadlines = vec![this.lobby.next_deadline(now), Some(until)];
             let apart = actor == self.nranks;
             if host.is_quiet() || now >= until {
-                let table = |host: &mut Host<Port>| {
+                let table = |host: &mut AllgatherDriver<Port>| {
                     host.take_table().into_iter().map(|(_, payload)| payload).collect()
                 };
                 let failed = outcome.is_err();

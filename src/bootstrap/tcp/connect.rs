@@ -5,9 +5,9 @@
 
 use super::handshake::{Handshake, Keys, SharedSecret};
 use super::hello::{ANYONE, Hello, Purpose, ROOT};
-use super::io::Network;
 use super::pending::{HandshakeBroken, ProvenConnection, shake};
-use super::socket::{KernelNetwork, TcpSocket};
+use super::socket::{OsNetwork, TcpSocket};
+use super::stream_traits::Network;
 use crate::bootstrap::unique_id::UniqueId;
 use crate::error::{Error, Result};
 use crate::os::poll::entry;
@@ -71,7 +71,7 @@ pub struct Connecting<S> {
     hung_up: Option<SocketAddr>,
 }
 
-impl<S: super::io::ByteStream> Connecting<S> {
+impl<S: super::stream_traits::ByteStream> Connecting<S> {
     pub fn new(
         secret: SharedSecret,
         to: &[SocketAddr],
@@ -98,7 +98,7 @@ impl<S: super::io::ByteStream> Connecting<S> {
         }
     }
 
-    pub fn where_open(self) -> Connecting<S> {
+    pub fn fail_if_refused(self) -> Connecting<S> {
         Connecting { was_open: true, ..self }
     }
 
@@ -359,14 +359,14 @@ pub struct Dial(Connecting<TcpSocket>);
 impl Dial {
     /// Dial `to`, best address first, and retry until `deadline`.
     pub fn new(id: &UniqueId, to: &[SocketAddr], greeting: Hello, deadline: Instant) -> Dial {
-        let to = KernelNetwork.routes(to);
+        let to = OsNetwork.routes(to);
         Dial(Connecting::new(SharedSecret::new(id), &to, greeting, Instant::now(), deadline))
     }
 
     /// The gate is known to have been open: an error at once where every address refuses, since
     /// the process behind it is gone.
     pub fn where_open(self) -> Dial {
-        Dial(self.0.where_open())
+        Dial(self.0.fail_if_refused())
     }
 
     pub fn poll_fds(&self, into: &mut Vec<libc::pollfd>) {
@@ -381,7 +381,7 @@ impl Dial {
 
     /// Go on; the connection once the other end has let us in, an error at the deadline.
     pub fn advance(&mut self) -> Result<Option<Proved>> {
-        self.0.advance(Instant::now(), &mut KernelNetwork)
+        self.0.advance(Instant::now(), &mut OsNetwork)
     }
 }
 

@@ -17,17 +17,16 @@ pub(super) mod connect;
 pub(super) mod handshake;
 pub(super) mod hello;
 mod interface;
-pub(super) mod io;
 pub(super) mod listener;
 pub(super) mod pending;
 pub(super) mod secure_frame;
 pub(super) mod socket;
+pub(super) mod stream_traits;
 
 pub use connect::{Connecting, Dial, Proved};
 pub use handshake::{ANSWER, HELLO, Handshake, Keys, PROOF, SharedSecret};
 pub use hello::{ANYONE, GREETING, Hello, Purpose, ROOT};
 pub use interface::{Interface, interfaces};
-pub use io::{ByteStream, Network, is_not_yet};
 pub use listener::{AuthListener, MOST_ADDRESSES, NetworkConfig};
 #[cfg(test)]
 pub use pending::PendingPeers;
@@ -35,6 +34,7 @@ pub use pending::{AdmissionStats, ProvenConnection};
 pub use secure_frame::{Framed, MAX_FRAME, OVERHEAD, Opener, Sealer, StreamEnd};
 #[cfg(test)]
 pub use socket::USER_TIMEOUT;
-pub use socket::{KernelNetwork, TcpSocket, is_deserted};
+pub use socket::{OsNetwork, TcpSocket, is_deserted};
+pub use stream_traits::{ByteStream, Network, is_not_yet};
 
 pub use crate::error::Refusal;

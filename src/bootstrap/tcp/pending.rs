@@ -4,7 +4,7 @@
 use super::Refusal;
 use super::handshake::{Handshake, Keys, SharedSecret};
 use super::hello::{ANYONE, Hello, ROOT};
-use super::io::{ByteStream, ended, is_not_yet};
+use super::stream_traits::{ByteStream, is_not_yet, unexpected_eof};
 use crate::bootstrap::admission::{Admission, PROOF_TIME, Unproven};
 use std::io;
 use std::net::SocketAddr;
@@ -96,7 +96,7 @@ impl<S: ByteStream> PendingPeers<S> {
             }
             match accept() {
                 Ok(accepted) => {
-                    self.admission.has_all();
+                    self.admission.clear_shortage();
                     let Some((stream, address)) = accepted else { break };
                     self.admit(stream, address, now, &mut proved);
                 }
@@ -204,7 +204,7 @@ pub fn shake(
         }
         let mut bytes = [0; super::handshake::HELLO];
         match stream.receive(&mut bytes[..handshake.wanted()]) {
-            Ok(0) => return Err(HandshakeBroken::Network(ended())),
+            Ok(0) => return Err(HandshakeBroken::Network(unexpected_eof())),
             Ok(got) => handshake.feed(&bytes[..got]).map_err(HandshakeBroken::Refused)?,
             Err(error) if is_not_yet(&error) => return Ok(None),
             Err(error) => return Err(HandshakeBroken::Network(error)),

@@ -10,7 +10,7 @@
 
 use super::Refusal;
 use super::handshake::Keys;
-use super::io::{ByteStream, ended, is_not_yet};
+use super::stream_traits::{ByteStream, is_not_yet, unexpected_eof};
 use snow::params::CipherChoice;
 use snow::resolvers::{CryptoResolver, DefaultResolver};
 use snow::types::Cipher;
@@ -160,7 +160,7 @@ impl<S: ByteStream> Framed<S> {
             let got = self.stream.receive(&mut self.arrived[have..]);
             self.arrived.truncate(have + *got.as_ref().unwrap_or(&0));
             match got {
-                Ok(0) => return Err(StreamEnd::Closed(ended())),
+                Ok(0) => return Err(StreamEnd::Closed(unexpected_eof())),
                 Ok(_) => {}
                 Err(error) if is_not_yet(&error) => return Ok(None),
                 Err(error) => return Err(StreamEnd::Closed(error)),

@@ -3,7 +3,7 @@
 //! Every socket is non-blocking, closed on exec and sends small messages at once.
 
 use super::interface::reachable;
-use super::io::{ByteStream, Network};
+use super::stream_traits::{ByteStream, Network};
 use crate::os::poll::{entry, poll};
 use crate::os::sockets::{self, BACKLOG};
 use crate::os::tcp_liveness::AckWatch;
@@ -34,7 +34,7 @@ const DATA_QUESTIONS: u32 = 5;
 pub struct TcpSocket(OwnedFd);
 
 /// The kernel's network.
-pub struct KernelNetwork;
+pub struct OsNetwork;
 
 fn socket(address: &SocketAddr) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -52,7 +52,7 @@ fn ip_address(address: &SocketAddrAny) -> Option<SocketAddr> {
     }
 }
 
-impl Network for KernelNetwork {
+impl Network for OsNetwork {
     type Stream = TcpSocket;
 
     fn connect(&mut self, to: &SocketAddr) -> io::Result<TcpSocket> {
@@ -76,12 +76,12 @@ impl Network for KernelNetwork {
         let _ = sockopt::set_tcp_user_timeout(&socket.0, USER_TIMEOUT.as_millis() as u32);
     }
 
-    fn ask(&self, socket: &TcpSocket) {
+    fn enable_keepalive(&self, socket: &TcpSocket) {
         socket.ask();
     }
 
     fn is_silent(&self, socket: &TcpSocket, before: &mut AckWatch) -> bool {
-        before.is_at(socket.raw())
+        before.is_silent(socket.raw())
     }
 }
 
@@ -106,7 +106,7 @@ impl TcpSocket {
     /// as BBR does, keeps to a rate that it has seen, and a connection that once was slower stays
     /// so, at half of what memory gives (`benches/results/messages-2026-11-25.txt`). Between
     /// machines the administrator's choice stands.
-    pub fn hasten(&self) {
+    pub fn disable_pacing(&self) {
         let theirs = getpeername(&self.0).ok().flatten().and_then(|theirs| ip_address(&theirs));
         let ends = local_address(&self.0).ok().zip(theirs);
         if ends.is_some_and(|(mine, their)| mine.ip() == their.ip() || their.ip().is_loopback()) {

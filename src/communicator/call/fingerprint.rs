@@ -2,7 +2,7 @@
 //!
 //! A collective's is a hash, since more is agreed on than 64 bits hold; ranks that differ read each
 //! other's records. What only two ranks know, a message of
-//! [`Message`](super::send_recv::Message) or a block of a `v` form, can be read back: the receiver
+//! [`Message`](super::message::Message) or a block of a `v` form, can be read back: the receiver
 //! says what the sender called.
 
 use crate::types::DataType;

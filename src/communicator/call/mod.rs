@@ -1,10 +1,11 @@
 //! One collective call as its user made it, and the checks that it can be run.
 
+pub mod rank_state;
 pub mod signature;
 
 pub(super) mod fingerprint;
+pub(super) mod message;
 pub(super) mod portions;
-pub(super) mod send_recv;
 
 use crate::device::cuda::RawStream;
 use crate::error::{Error, Result};

@@ -262,7 +262,7 @@ impl Gossip {
     }
 
     /// Nobody will say any more that it has read: the rest goes out as sockets take it.
-    pub fn part(&mut self) {
+    pub fn stop_flow_control(&mut self) {
         self.parts = true;
     }
 

@@ -68,7 +68,7 @@ pub struct Publisher(Arc<Commands>);
 
 impl Publisher {
     pub fn publish(&self) {
-        // Release: pairs with the Acquire in `Worker::obey`, so that the news is seen.
+        // Release: pairs with the Acquire in `run_commands`, so that the news is seen.
         self.0.publish.store(true, Release);
         self.0.event.raise();
     }
@@ -145,7 +145,7 @@ impl Drop for ControlThread {
             std::mem::forget(self.thread.take());
             return;
         }
-        // Release: pairs with the Acquire in `Worker::obey`, so that the last words are seen.
+        // Release: pairs with the Acquire in `run_commands`, so that the last words are seen.
         self.commands.stop.store(true, Release);
         self.commands.event.raise();
         if let Some(thread) = self.thread.take() {

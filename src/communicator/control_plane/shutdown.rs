@@ -65,7 +65,7 @@ impl<N: Network> Plane<N> {
         // missed, and then nothing more comes to end the sleep.
         if self.links_until().is_some_and(|until| self.now >= until || !self.misses_links()) {
             self.publish();
-            self.gossip.part();
+            self.gossip.stop_flow_control();
             self.stage = ShutdownStage::Parting { until: self.now + FAREWELL, has_said: false };
         }
         let ShutdownStage::Parting { until, has_said } = self.stage else { return };

@@ -27,8 +27,8 @@ use std::time::{Duration, Instant};
 mod peer_query;
 #[path = "shutdown.rs"]
 mod shutdown;
-#[path = "stranger.rs"]
-mod stranger;
+#[path = "unreached_peer.rs"]
+mod unreached_peer;
 use peer_query::Inquiries;
 use shutdown::ShutdownStage;
 
@@ -198,7 +198,7 @@ impl<N: Network> Plane<N> {
     }
 
     /// What has become of connections for the data plane.
-    pub fn take_lanes(&mut self) -> Vec<DataConnection<N::Stream>> {
+    pub fn take_data_connections(&mut self) -> Vec<DataConnection<N::Stream>> {
         std::mem::take(&mut self.lanes)
     }
 
@@ -253,7 +253,7 @@ impl<N: Network> Plane<N> {
         };
         let (to, secret) = (self.network.routes(to), self.seat.secret.clone());
         let dial = Connecting::new(secret, &to, greeting, self.now, self.now + patience);
-        self.calls.push(OutgoingConnection { dial: dial.where_open(), peer, aim });
+        self.calls.push(OutgoingConnection { dial: dial.fail_if_refused(), peer, aim });
     }
 
     /// Take in those who have proved themselves at the gate.

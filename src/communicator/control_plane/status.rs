@@ -1,6 +1,6 @@
 //! What a rank's page says, in a form that travels.
 
-use crate::clock;
+use crate::cycle_counter;
 use crate::error::cut;
 use crate::executor::control_block::shrink_board::Announcement;
 use crate::executor::control_block::{ControlBlock, HOST_BYTES, Life, OperationRecord, TEXT_BYTES};
@@ -58,7 +58,7 @@ impl Status {
         if self.pid != 0 {
             mirror.introduce(self.pid, &self.host);
         }
-        mirror.reflect(self.completed, &self.calls, self.batch.as_ref(), clock::ticks());
+        mirror.reflect(self.completed, &self.calls, self.batch.as_ref(), cycle_counter::ticks());
         mirror.board.publish(&self.board);
         let before = mirror.life();
         // The life last, as above.

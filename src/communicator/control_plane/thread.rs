@@ -2,7 +2,7 @@
 
 use super::handle::{Commands, Start};
 use super::state_machine::{ControlIdentity, Plane};
-use crate::bootstrap::tcp::{AuthListener, KernelNetwork, SharedSecret};
+use crate::bootstrap::tcp::{AuthListener, OsNetwork, SharedSecret};
 use crate::os::poll::{entry, poll};
 use crate::sync::atomic::Ordering::*;
 use crate::transport::tcp::{LaneKeys, NewLane, SocketInbox};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub struct Worker {
-    plane: Plane<KernelNetwork>,
+    plane: Plane<OsNetwork>,
     gate: AuthListener,
     inbox: Arc<SocketInbox>,
     /// Data sockets to a peer.
@@ -32,7 +32,7 @@ impl Worker {
             pages,
             timeout,
         };
-        let plane = Plane::new(seat, KernelNetwork, Instant::now());
+        let plane = Plane::new(seat, OsNetwork, Instant::now());
         Worker { plane, gate, inbox, lanes, commands, entries: Vec::new(), polled: Vec::new() }
     }
 
@@ -70,7 +70,7 @@ impl Worker {
             return;
         }
         let now = Instant::now();
-        // Acquire: pairs with the Release in `Engine::drop`.
+        // Acquire: pairs with the Release in `ControlThread::drop`.
         if self.commands.stop.load(Acquire) {
             return self.plane.leave(now);
         }
@@ -87,18 +87,18 @@ impl Worker {
     /// Hand connections and answers to the data plane.
     fn deliver(&mut self) {
         for peer in self.plane.take_explained() {
-            self.inbox.explain(peer);
+            self.inbox.report_explained(peer);
         }
-        for lane in self.plane.take_lanes() {
+        for lane in self.plane.take_data_connections() {
             let peer = lane.peer;
             match lane.outcome {
                 Ok(arrival) => {
                     arrival.stream.ask();
-                    arrival.stream.hasten();
+                    arrival.stream.disable_pacing();
                     let keys = LaneKeys { send: arrival.keys.send, receive: arrival.keys.receive };
                     self.inbox.push(NewLane { peer, socket: arrival.stream.into_fd(), keys });
                 }
-                Err(why) => self.inbox.fail(peer, why.to_string()),
+                Err(why) => self.inbox.report_failure(peer, why.to_string()),
             }
         }
     }

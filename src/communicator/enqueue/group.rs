@@ -13,7 +13,7 @@
 use super::host_stream::{JobStream, StreamTask};
 use super::single_thread_group::SingleThreadCall;
 use crate::communicator::call::NextRank;
-pub use crate::communicator::failure::Notes;
+pub use crate::communicator::failure::LastError;
 use crate::error::{Error, Result};
 use crate::sync::{Condvar, Mutex};
 use std::sync::Arc;
@@ -44,7 +44,7 @@ pub trait GroupMember: Send + Sync + 'static {
         Ok(false)
     }
     /// Give sends and receives to their stream, which does them later; whether that can be.
-    fn give(self: &Arc<Self>, _messages: &[Self::Message]) -> Result<bool>
+    fn try_enqueue(self: &Arc<Self>, _messages: &[Self::Message]) -> Result<bool>
     where
         Self: Sized,
     {
@@ -55,7 +55,7 @@ pub trait GroupMember: Send + Sync + 'static {
     where
         Self: Sized;
     /// Where to write why a group or a call on a stream has failed.
-    fn notes(&self) -> &Notes;
+    fn notes(&self) -> &LastError;
     /// Held by every group that keeps calls of it and has not ended.
     fn kept(&self) -> Option<Arc<()>> {
         None
@@ -118,7 +118,7 @@ impl<E: GroupMember> Program<E> {
                 communicator.run(call)?;
             }
         }
-        match self.messages.is_empty() || (is_all && communicator.give(&self.messages)?) {
+        match self.messages.is_empty() || (is_all && communicator.try_enqueue(&self.messages)?) {
             true => Ok(()),
             false => communicator.exchange(&self.messages),
         }
@@ -176,7 +176,7 @@ impl<E: GroupMember> StreamTask for StreamJob<E> {
 }
 
 /// The result, after its error, if it is one, was written to all of `notes`.
-fn noted(result: Result<()>, notes: &[Notes]) -> Result<()> {
+fn noted(result: Result<()>, notes: &[LastError]) -> Result<()> {
     result.inspect_err(|error| notes.iter().for_each(|note| *note.lock() = Some(error.clone())))
 }
 
@@ -279,7 +279,7 @@ pub struct Group<E: GroupMember> {
     depth: usize,
     lists: Vec<List<E>>,
     /// Those of the lists' communicators.
-    notes: Vec<Notes>,
+    notes: Vec<LastError>,
     failure: Option<Error>,
     latch: Arc<Latch<E>>,
 }
@@ -381,7 +381,7 @@ impl<E: GroupMember> Group<E> {
 /// A complete group, taken out of its thread's state so that what it runs may use groups again.
 pub struct GroupBatch<E: GroupMember> {
     lists: Vec<List<E>>,
-    notes: Vec<Notes>,
+    notes: Vec<LastError>,
     latch: Arc<Latch<E>>,
 }
 

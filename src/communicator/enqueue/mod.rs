@@ -4,14 +4,14 @@
 //! open group, else hand it to its stream, else run it.
 #![allow(unsafe_code)]
 
-mod device;
 pub mod group;
 pub mod host_stream;
+mod staged_async;
 
 pub(super) mod single_thread_group;
 
 use super::call::NextRank;
-use super::failure::Notes;
+use super::failure::LastError;
 use super::gpu::EnqueuedCall;
 use super::{Call, Communicator, Message, Order, OrderedMessage, VectorCounts};
 use crate::device::cuda::PER_THREAD_STREAM;
@@ -111,14 +111,14 @@ impl GroupMember for Communicator {
     fn give_call(self: &Arc<Communicator>, call: &Deferred) -> Result<bool> {
         match call {
             // SAFETY: promised when the call was made owned.
-            Deferred::Collective(call) => unsafe { Communicator::give(self, &call.call()) },
+            Deferred::Collective(call) => unsafe { Communicator::try_enqueue(self, &call.call()) },
             Deferred::Messages(_) => Ok(false),
         }
     }
 
-    fn give(self: &Arc<Communicator>, messages: &[OrderedMessage]) -> Result<bool> {
+    fn try_enqueue(self: &Arc<Communicator>, messages: &[OrderedMessage]) -> Result<bool> {
         // SAFETY: promised to `message`, the only maker of deferred messages.
-        unsafe { self.give_messages(messages) }
+        unsafe { self.try_enqueue_messages(messages) }
     }
 
     fn exchange(&self, messages: &[OrderedMessage]) -> Result<()> {
@@ -134,7 +134,7 @@ impl GroupMember for Communicator {
         Ok(Arc::clone(self.worker.get_or_init(|| fresh)))
     }
 
-    fn notes(&self) -> &Notes {
+    fn notes(&self) -> &LastError {
         &self.last_error
     }
 
@@ -215,7 +215,7 @@ pub unsafe fn collective(
     if stream.is_none() && !is_open() {
         // SAFETY: the caller's promise.
         return unsafe {
-            match communicator.give(call)? {
+            match communicator.try_enqueue(call)? {
                 true => Ok(()),
                 false => communicator.call(call),
             }
@@ -256,7 +256,7 @@ pub unsafe fn message(
         return unsafe {
             match communicator.device() {
                 None => communicator.exchange(&[posted.message]),
-                Some(_) if communicator.give_messages(&[posted])? => Ok(()),
+                Some(_) if communicator.try_enqueue_messages(&[posted])? => Ok(()),
                 Some(_) => communicator.post(&[posted]),
             }
         };

@@ -5,7 +5,7 @@ use super::Engine;
 use crate::communicator::call::Call;
 use crate::communicator::call::fingerprint;
 use crate::communicator::call::portions::{CallExtent, Portions, Side};
-use crate::communicator::health::watchdog::OpWatchdog;
+use crate::communicator::health::wait_check::OpWaitCheck;
 use crate::communicator::tuning::plan_cache::{BoundCall, DataPath};
 use crate::config::Config;
 use crate::error::Result;
@@ -18,7 +18,7 @@ use crate::transport::fifo::Stamp;
 pub struct RunningCall<'a> {
     pub config: &'a Config,
     pub stamp: &'a Stamp,
-    pub watch: &'a OpWatchdog<'a>,
+    pub watch: &'a OpWaitCheck<'a>,
 }
 
 impl Engine {
@@ -128,7 +128,7 @@ impl Engine {
         (layout, whole): (&Layout, &Layout),
         later: bool,
         stamp: &Stamp,
-        watch: &OpWatchdog,
+        watch: &OpWaitCheck,
     ) -> Result<()> {
         let (rank, nranks) = (self.links.rank, self.links.nranks);
         let size = call.data_type.size();

@@ -4,22 +4,23 @@
 mod host_memory;
 pub(super) mod op_lock;
 
+use super::call::message::Message;
 use super::call::portions::CallExtent;
-use super::call::send_recv::Message;
-use super::call::signature::{CallSignature, SETUP_OPERATIONS};
+use super::call::rank_state::SETUP_OPERATIONS;
+use super::call::signature::CallSignature;
 use super::call::{self, Call, fingerprint};
 use super::gpu::Gpu;
-use super::health::watchdog::{CancelCheck, CommHealth, OpWatchdog};
+use super::health::wait_check::{CancelCheck, CommHealth, OpWaitCheck};
 use super::memory::shared_scratch::SharedScratch;
 use super::tuning::context::PlanContext;
 use super::tuning::direct_probe_backoff::ProbeBackoff;
 use super::tuning::plan_cache::{BoundCall, Cache, DataPath};
 use crate::algorithm::Algorithm;
 use crate::algorithm::select::{Costs, zero_copy_from};
-use crate::clock;
 use crate::config::Config;
+use crate::cycle_counter;
 use crate::error::Result;
-use crate::executor::bounce_buffers::BounceBuffers;
+use crate::executor::bounced_send_recv::BounceBuffers;
 use crate::executor::direct::processes::{self, DirectPrograms};
 use crate::executor::direct::program::Used;
 use crate::executor::direct::run::{self, Arithmetic, Bases, BufferAddresses, KERNEL, NOWHERE};
@@ -122,7 +123,7 @@ impl Engine {
     ) -> Result<()> {
         let ready = self.ready(call, config)?;
         let checked = ready.extents.check(call, self.links.rank).and_then(|in_place| {
-            let found = gpu.map(|gpu| gpu.look(call, &ready.extents)).transpose()?;
+            let found = gpu.map(|gpu| gpu.inspect(call, &ready.extents)).transpose()?;
             Ok((in_place, gpu.zip(found)))
         });
         let (in_place, elsewhere) = match checked {
@@ -136,8 +137,8 @@ impl Engine {
         self.sequence += 1;
         let page = health.pages.mine();
         let count = if call.runs_as_messages() { call.count } else { ready.descriptor.count };
-        page.begin(sequence, ready.fingerprint, ready.what, count as u64, clock::ticks());
-        let mut watch = OpWatchdog::new(health, cancel, ready.descriptor, sequence);
+        page.begin(sequence, ready.fingerprint, ready.what, count as u64, cycle_counter::ticks());
+        let mut watch = OpWaitCheck::new(health, cancel, ready.descriptor, sequence);
         watch.makes_communicator = self.setting_up;
         let stamp = Stamp { sequence, fingerprint: ready.fingerprint, ..self.origin };
         let track = health.track.as_ref().filter(|_| !self.setting_up);
@@ -159,10 +160,10 @@ impl Engine {
             Some((gpu, found)) => {
                 let (links, memory) = (&mut self.links, &mut self.memory);
                 let followed = gpu.follow(call, &found);
-                let share = |()| gpu.share(call, &found, links, memory, (&stamp, &watch));
+                let share = |()| gpu.run_shared(call, &found, links, memory, (&stamp, &watch));
                 match followed.and_then(share) {
                     Ok(false) => {
-                        gpu.carry(call, (&found, &*ready), &watch, &mut |call, part| {
+                        gpu.run_launched(call, (&found, &*ready), &watch, &mut |call, part| {
                             // SAFETY: the caller's promise, or pinned memory of the same extents.
                             unsafe { self.on_host(call, part, &ready, &running) }
                         })
@@ -174,7 +175,7 @@ impl Engine {
         self.keep(ready);
         track.inspect(|track| track.ended(outcome.is_ok()));
         outcome?;
-        page.end(sequence, clock::ticks());
+        page.end(sequence, cycle_counter::ticks());
         Ok(())
     }
 
@@ -192,7 +193,7 @@ impl Engine {
         in_place: bool,
         ready: &BoundCall,
         stamp: &Stamp,
-        watch: &OpWatchdog,
+        watch: &OpWaitCheck,
     ) -> Result<()> {
         let buffers = self.buffers(call);
         if let DataPath::Messages(layout) = &ready.way {
@@ -232,7 +233,7 @@ impl Engine {
         in_place: bool,
         ready: &BoundCall,
         stamp: &Stamp,
-        watch: &OpWatchdog,
+        watch: &OpWaitCheck,
     ) -> Result<bool> {
         if ready.forbears && !self.backoff.should_probe(ready.fingerprint) {
             return Ok(false);
@@ -252,13 +253,13 @@ impl Engine {
         in_place: bool,
         ready: &BoundCall,
         stamp: &Stamp,
-        watch: &OpWatchdog,
+        watch: &OpWaitCheck,
     ) -> Result<bool> {
         let mapped = match &ready.way {
             DataPath::Direct(program) => Some(program),
             _ => None,
         };
-        let programs = DirectPrograms { mapped, kernel: ready.kernel.as_ref() };
+        let programs = DirectPrograms { mapped, kernel: ready.cma.as_ref() };
         if programs.mapped.is_none() && programs.kernel.is_none() {
             return Ok(false);
         }
@@ -295,7 +296,7 @@ impl Engine {
         call: &Call,
         ready: &BoundCall,
         stamp: &Stamp,
-        watch: &OpWatchdog,
+        watch: &OpWaitCheck,
     ) -> Result<()> {
         let buffers = self.buffers(call);
         let (links, pointers) = (&mut self.links, &mut self.pointers);
@@ -316,7 +317,7 @@ impl Engine {
     /// Whether the ranks share scratch, which the first call that would go through it finds out.
     /// Where that is given up, all of them bind calls for slots from then on.
     #[inline]
-    fn has_scratch(&mut self, stamp: &Stamp, watch: &OpWatchdog) -> Result<bool> {
+    fn has_scratch(&mut self, stamp: &Stamp, watch: &OpWaitCheck) -> Result<bool> {
         if self.shared.is_open() {
             return Ok(true);
         }
@@ -336,11 +337,11 @@ impl Engine {
         buffers: &CallBuffers,
         work: &Arithmetic,
         stamp: &Stamp,
-        watch: &OpWatchdog,
+        watch: &OpWaitCheck,
     ) -> Result<()> {
         let (buffer_addresses, scratch) = self.shared.scratch_addresses(buffers.scalar);
         let Engine { memory, links, bases, .. } = self;
-        memory.begin();
+        memory.drop_withdrawn();
         let mut resolve = |theirs: &BufferAddresses, used: &Used| memory.resolve(theirs, used);
         // SAFETY: the caller's promise; the scratch is the communicator's, as long as any window.
         unsafe {
@@ -394,9 +395,9 @@ impl Engine {
     pub(super) unsafe fn run_transfers(
         &mut self,
         bounce_buffers: &mut dyn BounceBuffers,
-        watch: &OpWatchdog,
+        watch: &OpWaitCheck,
     ) -> Result<()> {
-        self.memory.begin();
+        self.memory.drop_withdrawn();
         let Engine { transfers, lanes, links, memory, lending, .. } = self;
         // SAFETY: the caller's promise.
         unsafe { send_recv::run(transfers, lanes, links, memory, *lending, bounce_buffers, watch) }
@@ -426,7 +427,7 @@ impl Engine {
             count: messages.len(),
         };
         let page = health.pages.mine();
-        page.begin_batch(batch, descriptor.pack(), messages.len() as u64, clock::ticks());
+        page.begin_batch(batch, descriptor.pack(), messages.len() as u64, cycle_counter::ticks());
         self.transfers.clear();
         for message in messages {
             let transfer = self.transfer(message.as_ref());
@@ -441,7 +442,7 @@ impl Engine {
                 bounce_buffers
             }
         };
-        let mut watch = OpWatchdog::new(health, cancel, descriptor, batch);
+        let mut watch = OpWaitCheck::new(health, cancel, descriptor, batch);
         watch.makes_communicator = self.setting_up;
         let track = health.track.as_ref().filter(|_| !self.setting_up);
         if let Some((track, record)) = track.and_then(|track| Some((track, page.batch(batch)?))) {
@@ -451,13 +452,13 @@ impl Engine {
         let outcome = unsafe { self.run_transfers(bounce_buffers, &watch) };
         track.inspect(|track| track.ended(outcome.is_ok()));
         outcome?;
-        page.end_batch(batch, clock::ticks());
+        page.end_batch(batch, cycle_counter::ticks());
         Ok(())
     }
 
     /// Refuse a batch that can never be right.
     pub fn check_messages<M: AsRef<Message>>(&self, messages: &[M]) -> Result<()> {
-        call::send_recv::check(messages, self.links.rank, self.links.nranks)
+        call::message::check(messages, self.links.rank, self.links.nranks)
     }
 
     /// Number a checked message.

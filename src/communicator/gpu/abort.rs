@@ -3,7 +3,7 @@
 
 use super::Gpu;
 use super::staging::{NAP, StreamWaitCheck};
-use crate::communicator::health::watchdog::{CommHealth, OpWatchdog};
+use crate::communicator::health::wait_check::{CommHealth, OpWaitCheck};
 use crate::error::{Error, Operation, Result};
 use crate::executor::device_p2p::{AbortBlock, Ending};
 use crate::sync::Mutex;
@@ -17,12 +17,12 @@ pub struct Stopper(Mutex<Option<Arc<AbortBlock>>>);
 
 impl Stopper {
     /// From here on there are kernels.
-    pub fn appoint(&self, control: Arc<AbortBlock>) {
+    pub fn set(&self, control: Arc<AbortBlock>) {
         *self.0.lock() = Some(control);
     }
 
     /// There are none any more, and will be none.
-    pub fn dismiss(&self) {
+    pub fn clear(&self) {
         *self.0.lock() = None;
     }
 
@@ -40,7 +40,7 @@ impl Stopper {
 impl Gpu {
     /// Where and why a kernel of this rank has ended before its time, if it was not told to: the
     /// rank that it waited for, for how long, and what it waited for.
-    pub fn lateness(&self) -> Option<Ending> {
+    pub fn kernel_timeout(&self) -> Option<Ending> {
         self.ending().filter(Ending::is_late)
     }
 
@@ -53,7 +53,7 @@ impl Gpu {
     }
 
     /// The kernels of a call that is through have come to their end, or why not.
-    pub(super) fn check_whole(&self, watch: &OpWatchdog) -> Result<()> {
+    pub(super) fn check_whole(&self, watch: &OpWaitCheck) -> Result<()> {
         /// Whoever stops kernels says why in a moment.
         const LONGEST: Duration = Duration::from_secs(1);
         watch.health.lateness(Some(self)).map_or(Ok(()), Err)?;
@@ -75,11 +75,11 @@ impl CommHealth {
     /// The error of a kernel of this rank's that waited too long.
     #[inline]
     pub(in super::super) fn lateness(&self, gpu: Option<&Gpu>) -> Option<Error> {
-        gpu.and_then(|gpu| self.lateness_on(gpu))
+        gpu.and_then(|gpu| self.kernel_timeout_on(gpu))
     }
 
-    fn lateness_on(&self, gpu: &Gpu) -> Option<Error> {
-        let ending = gpu.lateness()?;
+    fn kernel_timeout_on(&self, gpu: &Gpu) -> Option<Error> {
+        let ending = gpu.kernel_timeout()?;
         Some(Error::Timeout {
             rank: gpu.rank,
             peer: self.who(ending.peer()),

@@ -1,35 +1,35 @@
 //! A rank on a CUDA device: its calls name device memory, and are ordered by the caller's stream.
 //!
 //! There are several ways. Where all ranks of a communicator are threads of this process and reach
-//! each other's memory, they meet at a [`fused::barrier`]: the last one launches kernels for all.
-//! Ranks on a device each are a [`p2p::threads`], whose kernels wait for each other; others have
-//! kernels that wait for nothing, between events of every rank's stream. Where ranks are several
-//! processes of one machine whose devices share memory, one process for each device launches
-//! ([`ipc`]), or, with a device each, in graphs and where an algorithm is asked for, each its own
-//! kernels, which wait for each other (`p2p::captured`). Everywhere else a call goes through
-//! pinned host memory and the collectives of the processor ([`staging`]), which is right with any
-//! mixture of ranks. Only such kernels, and streams that wait for the host
+//! each other's memory, they meet at a [`fused::launch_barrier`]: the last one launches kernels for
+//! all. Ranks on a device each are a [`p2p::threads`], whose kernels wait for each other; others
+//! have kernels that wait for nothing, between events of every rank's stream. Where ranks are
+//! several processes of one machine whose devices share memory, one process for each device
+//! launches ([`ipc`]), or, with a device each, in graphs and where an algorithm is asked for, each
+//! its own kernels, which wait for each other (`p2p::process_calls`). Everywhere else a call goes
+//! through pinned host memory and the collectives of the processor ([`staging`]), which is right
+//! with any mixture of ranks. Only such kernels, and streams that wait for the host
 //! ([`staging::async_calls`]), wait for work that may not be submitted yet.
 #![allow(unsafe_code)]
 
 mod abort;
-mod capture;
 mod data_path;
-mod device_map;
+mod device_placement;
 mod fused;
 pub(super) mod ipc;
 mod p2p;
+mod refuse_capture;
 pub(super) mod staging;
 mod stream_order;
 
-pub use device_map::seat_here;
-pub(super) use device_map::{PeerSummary, Seated, device};
+pub use device_placement::pin_current_device;
+pub(super) use device_placement::{DevicePlacement, PeerSummary, device};
 pub use staging::EnqueuedCall;
 pub use staging::send_recv::OrderedMessage;
 
 use super::call::portions::RunOnHost;
 use super::call::{Call, Extents};
-use super::health::watchdog::OpWatchdog;
+use super::health::wait_check::OpWaitCheck;
 use super::memory::peer_regions::Registrations;
 use super::tuning::plan_cache::BoundCall;
 use super::tuning::select::forced_algorithm;
@@ -40,20 +40,20 @@ use crate::device::cuda::{
 };
 use crate::error::{Error, Result};
 use crate::executor::device_p2p::KernelPath;
-use crate::executor::device_pieces::fits;
+use crate::executor::device_work::fits;
 use crate::executor::links::Links;
 use crate::plan::Collective;
 use crate::sync::Mutex;
 use crate::transport::fifo::Stamp;
 use abort::Stopper;
-use capture::refuse_capture;
 use data_path::{GpuDataPath, StagedBecause};
-use fused::barrier::{BarrierOutcome, DeviceReach, LaunchBarrier, RankCall, RankDevice};
-use ipc::exchange::Talk;
+use fused::launch_barrier::{BarrierOutcome, DeviceReach, LaunchBarrier, RankCall, RankDevice};
+use ipc::peer_values::PeerValues;
 use ipc::{IpcRank, OfferedBuffers};
-use p2p::select::{ChosenKernelPath, GpuSettings};
+use p2p::kernel_select::{ChosenKernelPath, GpuSettings};
+use refuse_capture::refuse_capture;
 use staging::async_calls::{DeviceHold, Outstanding, StreamWords};
-use staging::driver_calls::Callers;
+use staging::driver_deadlock::DriverCallers;
 use staging::{Staging, StreamWaitCheck};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -77,7 +77,7 @@ pub(super) struct Gpu {
     pub(super) giving: Mutex<Outstanding>,
     place: DeviceHold,
     /// Calls of this process's ranks that are inside the driver.
-    pub(super) callers: Arc<Callers>,
+    pub(super) callers: Arc<DriverCallers>,
     /// Since when the host has had its part of what a stream was given, which waits for it.
     on_host_since: Mutex<Option<Instant>>,
     /// Where all ranks meet, if they are threads of this process on devices.
@@ -135,7 +135,7 @@ impl Gpu {
     /// What a rank has of its device, if it is on one. `name` is what all ranks call their
     /// communicator.
     pub fn seated(
-        seated: Seated,
+        seated: DevicePlacement,
         rank: usize,
         name: &[u8],
         around: &PeerSummary,
@@ -181,7 +181,7 @@ impl Gpu {
             words,
             giving,
             place,
-            callers: Callers::of(name),
+            callers: DriverCallers::of(name),
             on_host_since: Mutex::default(),
             launch_barrier,
             is_near: around.near,
@@ -212,9 +212,9 @@ impl Gpu {
     }
 
     /// Wait, not for ever, until no other process's launch uses this rank's memory any more.
-    pub fn see_launches_off(&self, longest: Duration) {
+    pub fn wait_peer_launches(&self, longest: Duration) {
         if let Sharing::Works(shared) = &*self.sharing.lock() {
-            shared.see_launches_off(longest);
+            shared.wait_peer_launches(longest);
         }
     }
 
@@ -305,7 +305,7 @@ impl Gpu {
     }
 
     /// Look where a call's buffers are, and whether it can run at all.
-    pub fn look(&self, call: &Call, extents: &Extents) -> Result<BufferKinds> {
+    pub fn inspect(&self, call: &Call, extents: &Extents) -> Result<BufferKinds> {
         if call.order.ticket.is_some() {
             // It was looked at when its stream was given it.
             return Ok(BufferKinds::GIVEN);
@@ -354,13 +354,13 @@ impl Gpu {
 
     /// Run a call that was looked at in the memory that processes share, if it can be; whether it
     /// did.
-    pub fn share(
+    pub fn run_shared(
         &self,
         call: &Call,
         found: &BufferKinds,
         links: &mut Links,
         memory: &mut Registrations,
-        (stamp, watch): (&Stamp, &OpWatchdog),
+        (stamp, watch): (&Stamp, &OpWaitCheck),
     ) -> Result<bool> {
         let ran = match &mut *self.sharing.lock() {
             Sharing::Works(shared) => {
@@ -370,7 +370,7 @@ impl Gpu {
                     (true, false) => OfferedBuffers::Any,
                 };
                 let on = (call.order.stream, found.capture);
-                shared.run(call, buffers, on, &mut Talk { links, memory, stamp, watch })?
+                shared.run(call, buffers, on, &mut PeerValues { links, memory, stamp, watch })?
             }
             _ => false,
         };
@@ -385,11 +385,11 @@ impl Gpu {
     }
 
     /// Run a call that was looked at: at the launch barrier, or through the host with `on_host`.
-    pub fn carry(
+    pub fn run_launched(
         &self,
         call: &Call,
         (found, ready): (&BufferKinds, &BoundCall),
-        watch: &OpWatchdog,
+        watch: &OpWaitCheck,
         on_host: &mut RunOnHost,
     ) -> Result<()> {
         let finished = |settles: bool| match settles {
@@ -430,7 +430,7 @@ impl Gpu {
 
     fn arrival(&self, call: &Call, found: &BufferKinds, fingerprint: u64) -> RankCall {
         RankCall {
-            place: crate::executor::device_pieces::RankBuffers {
+            place: crate::executor::device_work::RankBuffers {
                 input: call.send.expose_provenance() as u64,
                 output: call.recv.expose_provenance() as u64,
             },

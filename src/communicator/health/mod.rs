@@ -1,4 +1,4 @@
 //! Watchdog: why a wait ends before its peer has answered.
 
 mod self_deadlock;
-pub(super) mod watchdog;
+pub(super) mod wait_check;

@@ -4,7 +4,7 @@
 //! program's threads only, or by one of the library's that has its call. If there is none but the
 //! thread that waits, nobody will.
 
-use super::watchdog::{GROUP_THEM, OpWatchdog};
+use super::wait_check::{GROUP_THEM, OpWaitCheck};
 use crate::error::{Error, Result};
 use std::fs;
 use std::time::Duration;
@@ -20,7 +20,7 @@ const NEVER_CALLING: [&str; 5] =
 /// Others of the driver's have a number behind this, of so many digits at least.
 const NUMBERED: (&str, usize) = ("cuda", 8);
 
-impl OpWatchdog<'_> {
+impl OpWaitCheck<'_> {
     /// The error of a wait for a rank that this thread would have to call.
     pub(super) fn check_itself(&self, peer: usize, waited: Duration) -> Result<()> {
         let seconds = waited.as_secs() / EVERY_S;

@@ -5,11 +5,11 @@
 #![allow(unsafe_code)]
 
 use crate::algorithm::select::{Costs, Profile};
-use crate::clock;
-use crate::communicator::call::signature::SETUP_OPERATIONS;
-use crate::communicator::health::watchdog::CancelCheck;
+use crate::communicator::call::rank_state::SETUP_OPERATIONS;
+use crate::communicator::health::wait_check::CancelCheck;
 use crate::communicator::{Call, Communicator, Message};
 use crate::config::Config;
+use crate::cycle_counter;
 use crate::device::host::{Job, Reduction, copy};
 use crate::error::{Error, Result};
 use crate::fork::Once;
@@ -132,7 +132,7 @@ pub fn calibrate(
     if communicator.nranks == 1 {
         communicator.settle_on(Costs { cores, ..Costs::default() });
         // It is through with what others do now.
-        communicator.health.pages.mine().end(SETUP_OPERATIONS - 1, clock::ticks());
+        communicator.health.pages.mine().end(SETUP_OPERATIONS - 1, cycle_counter::ticks());
         return Ok(());
     }
     let mut costs = Costs { cores, ..Costs::default() };
@@ -141,7 +141,7 @@ pub fn calibrate(
         measure_host(communicator, &mut costs, cancel)?;
     } else if let (0, Some(path)) = (communicator.rank, &communicator.config.tuning_file) {
         // The others wait for these constants: they fail with the same words.
-        costs = Profile::read(path).inspect_err(|error| communicator.tell(error))?.costs;
+        costs = Profile::read(path).inspect_err(|error| communicator.publish_failure(error))?.costs;
     }
     if profiled != Profiled::Everything {
         measure_wire(communicator, &mut costs, cancel)?;
@@ -231,7 +231,7 @@ fn measure_copies(
         }
         trips(8, 1)?;
         if communicator.rank == 0 && KERNEL.get().is_none() {
-            pace = page.sample().pace(page.pid.load(Relaxed));
+            pace = page.sample().measure(page.pid.load(Relaxed));
         }
         trips(8, 1)?;
     }
@@ -346,7 +346,7 @@ fn crossing(
         // the others wait.
         let reason = cancel.and_then(|cancel| cancel());
         if let Some(trouble) = reason.or_else(|| communicator.health.peer_error()) {
-            return Err(communicator.failed(trouble));
+            return Err(communicator.record_failure(trouble));
         }
         let since_first = first_done.map_or(Duration::ZERO, |at: Instant| at.elapsed());
         let mut is_last = rank == 0 && ends_after(many, round_trips, since_first);

@@ -3,7 +3,7 @@
 use super::host_setup::StopConditions;
 use crate::bootstrap::allgather::Root;
 use crate::bootstrap::rendezvous::{
-    JoinTicket, LaunchFacts, NetworkFacts, RendezvousPlace, invite,
+    JoinTicket, LaunchFacts, RendezvousNetwork, RendezvousPlace, join,
 };
 use crate::bootstrap::tcp::{
     ANYONE, AuthListener, Dial, Hello, NetworkConfig, Purpose, interfaces,
@@ -24,7 +24,7 @@ impl Communicator {
             let _ = writeln!(stderr(), "ringcomm: {}", found.found);
         }
         let started = Instant::now();
-        let deadline = started + config.meeting();
+        let deadline = started + config.init_timeout();
         let (communicator, ticket) = meet(found, config, deadline).map_err(|unmet| {
             let is_over = Instant::now() >= deadline;
             let waited_ms = started.elapsed().as_millis() as u64;
@@ -78,7 +78,7 @@ pub fn new_id(config: &Config) -> Result<UniqueId> {
 /// The network, for ranks that meet through a file.
 struct LauncherNetwork<'a>(&'a Config);
 
-impl NetworkFacts for LauncherNetwork<'_> {
+impl RendezvousNetwork for LauncherNetwork<'_> {
     fn hosts_are_named(&self) -> bool {
         self.0.host_id.is_some()
     }
@@ -144,7 +144,7 @@ fn meet(
     config: &Config,
     deadline: Instant,
 ) -> Result<(Communicator, JoinTicket), BootstrapError> {
-    let ticket = invite(found, &LauncherNetwork(config), deadline)?;
+    let ticket = join(found, &LauncherNetwork(config), deadline)?;
     let JoinTicket { nranks, rank, ref id, hosts_root, .. } = ticket;
     let through_file = matches!(found.place, RendezvousPlace::File(_));
     let communicator = if hosts_root && !through_file {

@@ -1,17 +1,17 @@
 //! What a rank needs of the others, collected while they meet: segments, mailboxes, processes.
 
-use super::absent_ranks::Patrol;
 use super::calibrate::Profiled;
 use super::peer_info::{Cores, PeerInfo, own_cores};
+use super::vanished_ranks::Patrol;
 use crate::bootstrap::{self, BootstrapError, Contribution, LivenessProbe, Member, UniqueId};
-use crate::communicator::gpu::Seated;
-use crate::communicator::health::watchdog::CancelCheck;
+use crate::communicator::gpu::DevicePlacement;
+use crate::communicator::health::wait_check::CancelCheck;
 use crate::error::{Error, Result};
 use crate::executor::links::{Pages, Reach, SegmentMap};
 use crate::fork::ForkSafeMutex;
 use crate::host;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
-use crate::transport::cma::Sample;
+use crate::transport::cma::ReadProbe;
 use crate::transport::pidfd;
 use crate::transport::segment::Segment;
 use crate::transport::shm_export::{Mailbox, MailboxSender};
@@ -96,7 +96,7 @@ pub(super) struct LocalSetup {
     /// What rank 0 has of a tuning file.
     pub profiled: Profiled,
     /// On which device this rank is, and the others.
-    pub seated: Seated,
+    pub seated: DevicePlacement,
     pub crowd: CoreCounts,
 }
 
@@ -148,7 +148,7 @@ impl SharedSegment {
         // Peers look at these as soon as they have the segment.
         let pages = Pages::new(0, vec![segment.clone()]);
         pages.mine().introduce(std::process::id(), host::name());
-        pages.mine().offer(Sample::of_this_process(process));
+        pages.mine().offer(ReadProbe::of_this_process(process));
         Ok(SharedSegment { segment, mailbox, process, fds })
     }
 }
@@ -185,13 +185,13 @@ impl LocalSetup {
             senders: (0..nranks).map(|_| None).collect(),
             processes: (0..nranks).map(|_| None).collect(),
             profiled: Profiled::Nothing,
-            seated: Seated::default(),
+            seated: DevicePlacement::default(),
             crowd: CoreCounts { ranks_here: nranks, cores_here: cores, cores },
         }
     }
 
     /// Meet the ranks of this machine, `locals` in order, this one among them, and take what they
-    /// share; `absent_ranks` finds those who never come. Returns what they said of themselves, in
+    /// share; `vanished_ranks` finds those who never come. Returns what they said of themselves, in
     /// the same order.
     pub fn meet_locals(
         &mut self,

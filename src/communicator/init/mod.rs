@@ -1,25 +1,25 @@
 //! Making communicators: by id and rank, all at once, and from another one.
 
-pub mod thread_per_rank;
+pub mod spawn_all;
 
-mod absent_ranks;
 mod calibrate;
+pub(super) mod child_ranks;
 pub(super) mod from_launcher;
 pub(super) mod host_setup;
 pub(super) mod multi_host;
 pub(super) mod peer_info;
-pub(super) mod rank_map;
 mod split;
+mod vanished_ranks;
 
 use super::call::portions::portion_bytes;
 use super::call::signature::CallSignature;
 use super::exec::Engine;
 use super::exec::op_lock::OpLock;
-use super::gpu::ipc::exchange::Talk;
-use super::gpu::{self, Gpu, PeerSummary, Seated};
-use super::health::watchdog::{CancelCheck, CommHealth, OpWatchdog};
+use super::gpu::ipc::peer_values::PeerValues;
+use super::gpu::{self, DevicePlacement, Gpu, PeerSummary};
+use super::health::wait_check::{CancelCheck, CommHealth, OpWaitCheck};
 use super::memory::peer_regions::Registrations;
-use super::observe::flight_recorder::FlightRecorder;
+use super::observe::flight_dump::FlightDump;
 use super::observe::status_server;
 use super::observe::timeline::TimelineWriter;
 use super::tuning::select::forced_algorithm;
@@ -28,8 +28,8 @@ use super::{Communicator, number_of};
 use crate::algorithm::Algorithm;
 use crate::bootstrap::tcp::{AuthListener, NetworkConfig};
 use crate::bootstrap::{self, Blame, BootstrapError, UniqueId};
-use crate::clock;
 use crate::config::{Config, DeviceChoice};
+use crate::cycle_counter;
 use crate::device;
 use crate::device::cuda::Device;
 use crate::error::{Error, Result};
@@ -61,7 +61,7 @@ impl Communicator {
         rank: usize,
         config: &Config,
     ) -> Result<Communicator> {
-        let deadline = Instant::now() + config.meeting();
+        let deadline = Instant::now() + config.init_timeout();
         Ok(Communicator::init_unless(nranks, id, rank, config, StopConditions::deadline(deadline))?)
     }
 
@@ -74,7 +74,7 @@ impl Communicator {
         until: StopConditions,
     ) -> Result<Communicator, BootstrapError> {
         check(nranks, rank, config)?;
-        clock::start();
+        cycle_counter::start();
         let map = SegmentMap::new(nranks, geometry(config, nranks)?);
         let mut setup = LocalSetup::new(rank, nranks, map);
         if nranks == 1 {
@@ -111,14 +111,14 @@ impl Communicator {
         until: StopConditions,
     ) -> Result<Communicator, BootstrapError> {
         check(nranks, rank, config)?;
-        clock::start();
+        cycle_counter::start();
         let map = SegmentMap::new(nranks, geometry(config, nranks)?);
         Communicator::join_hosts(LocalSetup::new(rank, nranks, map), id, config, until, gate)
     }
 
     /// All ranks of a new communicator in this process, where `config` seats them.
     pub fn init_all(nranks: usize, config: &Config) -> Result<Vec<Communicator>> {
-        Communicator::init_all_on(&vec![config.seat; nranks], config)
+        Communicator::init_all_on(&vec![config.device; nranks], config)
     }
 
     /// All ranks of a new communicator in this process, each with a seat of its own.
@@ -126,7 +126,7 @@ impl Communicator {
     pub fn init_all_on(seats: &[DeviceChoice], config: &Config) -> Result<Vec<Communicator>> {
         let nranks = seats.len();
         check(nranks, 0, config)?;
-        clock::start();
+        cycle_counter::start();
         let id = UniqueId::generate()?;
         let map = SegmentMap::new(nranks, geometry(config, nranks)?);
         let segments: Vec<Arc<Segment>> = (0..nranks)
@@ -134,19 +134,23 @@ impl Communicator {
             .collect::<Result<_>>()?;
         let devices: Vec<Option<Arc<Device>>> = seats
             .iter()
-            .map(|seat| gpu::device(&Config { seat: *seat, ..config.clone() }))
+            .map(|seat| gpu::device(&Config { device: *seat, ..config.clone() }))
             .collect::<Result<_>>()?;
         let (maker, profiled) = (Some(std::thread::current().id()), Profiled::by(config));
         let join = &|rank: usize| {
             let mut setup = LocalSetup::new(rank, nranks, map);
-            setup.seated = Seated { device: devices[rank].clone(), maker, ..Seated::default() };
+            setup.seated = DevicePlacement {
+                device: devices[rank].clone(),
+                maker,
+                ..DevicePlacement::default()
+            };
             setup.seated.among(devices.iter().map(Option::is_some));
             setup.segments = segments.iter().cloned().map(Some).collect();
             setup.profiled = profiled;
             assemble(setup, None, &id, config, None).map_err(Error::from)
         };
         // Ranks measure together as they start, so each needs a thread of its own.
-        let joined = thread_per_rank::all_or_none((0..nranks).map(|rank| move || join(rank)))?;
+        let joined = spawn_all::all_or_none((0..nranks).map(|rank| move || join(rank)))?;
         let panicked = |_| Err(Error::Internal("init panicked".into()));
         joined.into_iter().map(|rank| rank.unwrap_or_else(panicked)).collect()
     }
@@ -166,12 +170,12 @@ impl Communicator {
         };
         // No call of the user's has the number.
         let sequence = u64::MAX;
-        let mut watch = OpWatchdog::new(&self.health, cancel, descriptor, sequence);
+        let mut watch = OpWaitCheck::new(&self.health, cancel, descriptor, sequence);
         watch.makes_communicator = true;
         let stamp = Stamp { sequence, fingerprint: 1, ..engine.origin };
         let engine = &mut *engine;
         let (links, memory) = (&mut engine.links, &mut engine.memory);
-        gpu.survey(&mut Talk { links, memory, stamp: &stamp, watch: &watch })
+        gpu.survey(&mut PeerValues { links, memory, stamp: &stamp, watch: &watch })
     }
 }
 
@@ -221,7 +225,7 @@ fn assemble(
     let (maker, cut) = (seated.maker, seated.any.then_some(around.portion_bytes));
     let gpu = Gpu::seated(seated, rank, &bootstrap::rendezvous_name(id), &around, config);
     let gpu = gpu.inspect_err(|error| tell(&pages, error))?;
-    let flight = FlightRecorder { pages: pages.clone(), number: number_of(id) };
+    let flight = FlightDump { pages: pages.clone(), number: number_of(id) };
     let track = TimelineWriter::new(&flight, &reach).inspect_err(|error| tell(&pages, error))?;
     let communicator = Communicator {
         rank,
@@ -235,7 +239,7 @@ fn assemble(
             liveness: Liveness::new(processes),
             aborted: AtomicBool::new(false),
             timeout: Duration::from_millis(config.timeout_ms),
-            meeting: config.meeting(),
+            init_timeout: config.init_timeout(),
             publisher: outside.as_ref().map(|post| post.engine.publisher()),
             track,
             maker,
@@ -275,7 +279,7 @@ fn around(links: &Links, topology: &Topology, config: &Config) -> PeerSummary {
 /// A communicator that is made from another one has its settings and its device.
 fn of_children(config: &Config, gpu: Option<&Gpu>) -> Config {
     let seat = gpu.map_or(DeviceChoice::Host, |gpu| DeviceChoice::Context(gpu.device.token()));
-    Config { seat, ..config.clone() }
+    Config { device: seat, ..config.clone() }
 }
 
 /// Measure the machine and try the devices with the others.
@@ -293,7 +297,7 @@ fn start(
         && let Some((gpu, warning)) =
             communicator.gpu.as_ref().and_then(|gpu| Some((gpu, gpu.trouble()?)))
     {
-        communicator.say(&format!("calls on devices are {}: {warning}", gpu.transport()));
+        communicator.log(&format!("calls on devices are {}: {warning}", gpu.transport()));
     }
     Ok(communicator)
 }
@@ -305,11 +309,7 @@ fn topology(found: &[usize], nranks: usize, config: &Config) -> Topology {
 }
 
 /// Let onlookers see the rank. One that cannot be looked at works as well as others.
-fn exhibit(
-    flight: FlightRecorder,
-    rank: usize,
-    config: &Config,
-) -> Option<status_server::StatusEntry> {
+fn exhibit(flight: FlightDump, rank: usize, config: &Config) -> Option<status_server::StatusEntry> {
     status_server::register(flight).unwrap_or_else(|error| {
         if config.debug > 0 {
             let _ = writeln!(stderr(), "ringcomm: rank {rank}: no status socket: {error}");

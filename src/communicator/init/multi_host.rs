@@ -4,10 +4,10 @@
 //! the ranks of one machine do. A rank of another host is a mirror of its page, which the control
 //! thread keeps, and a connection, which is made at its first use.
 
-use super::absent_ranks::Patrol;
 use super::calibrate::Profiled;
 use super::host_setup::{CoreCounts, LocalSetup, SharedSegment, StopConditions, keep_failure};
 use super::peer_info::{INTRODUCTION, PeerInfo};
+use super::vanished_ranks::Patrol;
 use crate::bootstrap::allgather::meet_unless;
 use crate::bootstrap::tcp::AuthListener;
 use crate::bootstrap::{BootstrapError, UniqueId};
@@ -188,7 +188,7 @@ impl Communicator {
         let met =
             met.map_err(|unmet| BootstrapError { error: apart(unmet.error, &locals), ..unmet });
         let met = met.and_then(|_| setup.mirror(&hosts));
-        // On one host, too, the gate is open until all have come through: see `vanished_peers.rs`.
+        // On one host, too, the gate is open until all have come through: see `vanished_ranks.rs`.
         let (outside, _gate) = match locals.len() < nranks {
             true => (Some(RemotePeers { gate, cards, hosts, wire }), None),
             false => (None, Some(gate)),

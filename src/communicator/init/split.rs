@@ -1,10 +1,10 @@
 //! Splitting: communicators of the ranks that name the same color.
 #![allow(unsafe_code)]
 
+use super::child_ranks::ChildRanks;
 use super::host_setup::StopConditions;
-use super::rank_map::RankMap;
 use crate::bootstrap::tcp::AuthListener;
-use crate::communicator::health::watchdog::CancelCheck;
+use crate::communicator::health::wait_check::CancelCheck;
 use crate::communicator::{Call, Communicator};
 use crate::config::{Config, DeviceChoice};
 use crate::error::{Error, Result};
@@ -54,8 +54,8 @@ impl Communicator {
     /// not name another; between hosts at this one's addresses, where ranks look for each other.
     pub(in crate::communicator) fn child_config(&self, given: Option<&Config>) -> Result<Config> {
         let mut config = given.unwrap_or(&self.config).clone();
-        if config.seat == DeviceChoice::Current {
-            config.seat = self.config.seat;
+        if config.device == DeviceChoice::Current {
+            config.device = self.config.device;
         }
         if self.outside.is_some() {
             let parent = &self.config;
@@ -119,8 +119,8 @@ impl Communicator {
             false => self.health.trouble_among(|rank| group.contains(&rank)),
         };
         let is_called_off = || trouble().is_some();
-        let deadline = Instant::now() + config.meeting();
-        let numbering = RankMap(&group);
+        let deadline = Instant::now() + config.init_timeout();
+        let numbering = ChildRanks(&group);
         let broken_off = || trouble().map(|error| numbering.to_child(error));
         let is_broken_off: CancelCheck = Some(&broken_off);
         let until = StopConditions { deadline, is_called_off: Some(&is_called_off), is_broken_off };

@@ -82,9 +82,9 @@ impl Registrations {
         extents: &Extents,
         in_place: bool,
     ) -> Result<BufferAddresses> {
-        self.begin();
-        let (input_region, input_offset) = self.locate(call.send, extents.input)?;
-        let (output_region, output_offset) = self.locate(call.recv, extents.output)?;
+        self.drop_withdrawn();
+        let (input_region, input_offset) = self.export_range(call.send, extents.input)?;
+        let (output_region, output_offset) = self.export_range(call.recv, extents.output)?;
         Ok(BufferAddresses {
             input_region,
             input_offset,
@@ -96,14 +96,14 @@ impl Registrations {
     }
 
     /// A call begins: no address of the one before is in use any more.
-    pub fn begin(&mut self) {
+    pub fn drop_withdrawn(&mut self) {
         if std::mem::take(&mut self.imported) {
             self.imports.forget_withdrawn();
         }
     }
 
     /// The region of a buffer and where it lies there, which all peers have been told.
-    pub fn locate(&mut self, address: *const u8, bytes: usize) -> Result<(u64, u64)> {
+    pub fn export_range(&mut self, address: *const u8, bytes: usize) -> Result<(u64, u64)> {
         if bytes == 0 {
             return Ok((UNUSED, 0));
         }

@@ -75,8 +75,8 @@ impl SharedScratch {
     ) -> Result<bool> {
         // Without memory it is nowhere, which the others are told.
         self.mine = ExportedRegion::new(bytes).ok();
-        memory.begin();
-        let located = self.mine.as_ref().map(|mine| memory.locate(mine.address, mine.bytes));
+        memory.drop_withdrawn();
+        let located = self.mine.as_ref().map(|mine| memory.export_range(mine.address, mine.bytes));
         let region = located.and_then(Result::ok).map_or(NOWHERE, |(region, _)| region);
         let mut resolve = |theirs: &_, used: &_| memory.resolve(theirs, used);
         if shm_two_shot::open(&at(region, 1.0), bytes, &mut resolve, links, stamp, watch)? {

@@ -1,6 +1,6 @@
 //! Observability: flight recorder, status server and timeline.
 
-pub mod flight_recorder;
+pub mod flight_dump;
 
 pub(super) mod status_server;
 pub(super) mod timeline;

@@ -5,7 +5,7 @@
 //! holds, so it answers while every other thread of the process hangs. It serves one asker at a
 //! time and gives none of them long.
 
-use super::flight_recorder::{self, FlightRecorder, quote};
+use super::flight_dump::{self, FlightDump, quote};
 use crate::error::{Error, Result};
 use crate::fork::ForkSafeMutex;
 use crate::os::poll::{EventFd, entry, poll};
@@ -37,7 +37,7 @@ const QUESTION_BYTES: usize = 64;
 /// The communicators of this process that onlookers see.
 #[derive(Default)]
 struct StatusRegistry {
-    flights: Vec<(u64, FlightRecorder)>,
+    flights: Vec<(u64, FlightDump)>,
     next: u64,
     server: Option<Server>,
     /// The process that it is of, as [`fork::generation`] tells them apart.
@@ -54,7 +54,7 @@ pub struct StatusEntry {
 }
 
 /// Let onlookers see a communicator, where the environment asks for it.
-pub fn register(flight: FlightRecorder) -> Result<Option<StatusEntry>> {
+pub fn register(flight: FlightDump) -> Result<Option<StatusEntry>> {
     let Some(folder) = std::env::var_os(FOLDER).filter(|folder| !folder.is_empty()) else {
         return Ok(None);
     };
@@ -225,9 +225,9 @@ fn write_all(mut asker: &UnixStream, mut text: &[u8], stop: &EventFd, until: Ins
 /// What is answered to a question. `table` and `events` are the parts of which ringrun makes one
 /// table and one trace of many ranks.
 fn answer(question: &str) -> String {
-    let flights: Vec<FlightRecorder> =
+    let flights: Vec<FlightDump> =
         GALLERY.lock().flights.iter().map(|(_, flight)| flight.clone()).collect();
-    let all = |part: &dyn Fn(&FlightRecorder) -> String, between: &str| {
+    let all = |part: &dyn Fn(&FlightDump) -> String, between: &str| {
         flights.iter().map(part).collect::<Vec<_>>().join(between)
     };
     match question {
@@ -237,9 +237,9 @@ fn answer(question: &str) -> String {
             quote(host::name()),
             all(&|flight| flight.dump(flight.failure()), ",")
         ),
-        "events" => all(&FlightRecorder::events, ","),
-        "trace" => flight_recorder::trace(&all(&FlightRecorder::events, ",")) + "\n",
-        "table" => all(&FlightRecorder::row, ""),
+        "events" => all(&FlightDump::events, ","),
+        "trace" => flight_dump::trace(&all(&FlightDump::events, ",")) + "\n",
+        "table" => all(&FlightDump::row, ""),
         _ => "{\"error\":\"ask for dump, trace, events or table\"}\n".into(),
     }
 }

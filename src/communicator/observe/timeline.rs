@@ -5,8 +5,8 @@
 //! is one write that replaces the closing bracket by itself and another one, so what a process
 //! leaves is valid JSON wherever it died, and the operation that it died in has only begun.
 
-use super::flight_recorder::{self, FlightRecorder};
-use crate::clock;
+use super::flight_dump::{self, FlightDump};
+use crate::cycle_counter;
 use crate::error::{Error, Result};
 use crate::executor::control_block::Record;
 use crate::executor::links::Reach;
@@ -46,22 +46,22 @@ pub struct TimelineWriter {
 /// The file that the environment asks for; rank 0 writes to that name, others append their rank,
 /// which is the launcher's where there is one: a process may begin with a communicator of threads,
 /// or of some of the ranks.
-fn path(flight: &FlightRecorder, reach: &[Reach]) -> Option<String> {
+fn path(flight: &FlightDump, reach: &[Reach]) -> Option<String> {
     let variable = |name| std::env::var(name).ok().filter(|path| !path.is_empty());
     // Horovod's word for a timeline that the program itself starts.
     let of_horovod = || variable("HOROVOD_TIMELINE").filter(|path| path != "DYNAMIC");
     let path = variable("RINGCOMM_TIMELINE").or_else(of_horovod)?;
     // Ranks that are threads share a file.
     let here = reach.iter().filter(|reach| **reach == Reach::Process).count();
-    let own = || if here > 1 { 0 } else { flight.process() };
-    let rank = flight_recorder::launched().unwrap_or_else(own);
+    let own = || if here > 1 { 0 } else { flight.trace_pid() };
+    let rank = flight_dump::launcher_rank().unwrap_or_else(own);
     Some(if rank == 0 { path } else { format!("{path}.{rank}") })
 }
 
 impl TimelineWriter {
     /// The track of a communicator, where the environment asks for a timeline. A forked child's
     /// communicators have none: the file is its parent's.
-    pub fn new(flight: &FlightRecorder, reach: &[Reach]) -> Result<Option<TimelineWriter>> {
+    pub fn new(flight: &FlightDump, reach: &[Reach]) -> Result<Option<TimelineWriter>> {
         let opened = TIMELINE.get_or_make(|| {
             let open = |path: String| match Timeline::create(&path) {
                 Ok(timeline) => Ok(Arc::new(Mutex::new(timeline))),
@@ -81,20 +81,20 @@ impl TimelineWriter {
             return Ok(None);
         }
         let Some(timeline) = &opened.timeline.clone()? else { return Ok(None) };
-        let (process, number) = (flight.process(), flight.number);
+        let (process, number) = (flight.trace_pid(), flight.number);
         timeline.lock().write(&flight.names());
         Ok(Some(TimelineWriter { timeline: timeline.clone(), process, number, born }))
     }
 
     /// An operation has begun.
     pub fn begun(&self, record: &Record) {
-        let (call, arguments) = flight_recorder::described(record);
+        let (call, arguments) = flight_dump::described(record);
         self.write(&format!(
             "{{\"ph\":\"B\",\"name\":{call},\"cat\":\"ringcomm\",\"pid\":{},\"tid\":{},\
              \"ts\":{:.3},\"args\":{arguments}}}",
             self.process,
             self.number,
-            clock::monotonic_us()
+            cycle_counter::monotonic_us()
         ));
     }
 
@@ -104,7 +104,7 @@ impl TimelineWriter {
             "{{\"ph\":\"E\",\"pid\":{},\"tid\":{},\"ts\":{:.3},\"args\":{{\"complete\":{}}}}}",
             self.process,
             self.number,
-            clock::monotonic_us(),
+            cycle_counter::monotonic_us(),
             is_complete
         ));
     }

@@ -1,12 +1,12 @@
-//! The survivors of a failure make a smaller communicator: the attempts of [`super::attempt`] meet
-//! processes, sockets and clocks.
+//! The survivors of a failure make a smaller communicator: the attempts of [`super::state_machine`]
+//! meet processes, sockets and clocks.
 
-use super::attempt::{ShrinkAttempt, ShrinkDriver, ShrinkEnv, ShrinkStep};
 use super::port_of;
+use super::state_machine::{ShrinkAttempt, ShrinkEnv, ShrinkMachine, ShrinkStep};
 use crate::bootstrap::BootstrapError;
 use crate::bootstrap::tcp::AuthListener;
 use crate::communicator::Communicator;
-use crate::communicator::health::watchdog::CommHealth;
+use crate::communicator::health::wait_check::CommHealth;
 use crate::communicator::init::host_setup::StopConditions;
 use crate::config::Config;
 use crate::error::{Error, Operation, Result};
@@ -72,7 +72,7 @@ impl Shrinking<'_> {
         self.communicator.aborts() != self.aborts
     }
 
-    fn agree(&self, survivor: &mut ShrinkDriver<&Shrinking>) -> Result<Communicator> {
+    fn agree(&self, survivor: &mut ShrinkMachine<&Shrinking>) -> Result<Communicator> {
         let started = Instant::now();
         let mut made: Option<Communicator> = None;
         let mut pause = Pause::SHORT;
@@ -111,7 +111,7 @@ impl Shrinking<'_> {
     fn attempt(
         &self,
         attempt: ShrinkAttempt<AuthListener>,
-        survivor: &mut ShrinkDriver<&Shrinking>,
+        survivor: &mut ShrinkMachine<&Shrinking>,
     ) -> Result<Communicator, BootstrapError> {
         let survivor = RefCell::new(survivor);
         let is_stale = || self.is_aborted() || survivor.borrow_mut().is_stale();
@@ -142,7 +142,7 @@ impl Communicator {
         let aborts = self.aborts();
         let _alone = self.begin_shrink()?;
         let shrinking = Shrinking { communicator: self, config, deadline, aborts };
-        let mut survivor = ShrinkDriver::begin(&shrinking, deadline)?;
+        let mut survivor = ShrinkMachine::begin(&shrinking, deadline)?;
         let outcome = shrinking.agree(&mut survivor);
         if outcome.is_err() {
             survivor.give_up();
@@ -179,7 +179,7 @@ impl Communicator {
     }
 
     /// The deadline came while another rank was missing.
-    fn late(&self, survivor: &ShrinkDriver<&Shrinking>, started: Instant) -> Error {
+    fn late(&self, survivor: &ShrinkMachine<&Shrinking>, started: Instant) -> Error {
         let mine = survivor.mine();
         let (peer, theirs) =
             survivor.awaited().map_or((self.rank, None), |(rank, theirs)| (rank, Some(theirs)));

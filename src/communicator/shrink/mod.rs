@@ -2,23 +2,23 @@
 //!
 //! Ranks of one host meet as ranks of a machine do. Where those that are left are on several, the
 //! first of them opens a gate and says on its page where. It also numbers the attempts: of a list
-//! here, of survivors who name nobody in [`attempt`].
+//! here, of survivors who name nobody in [`state_machine`].
 
 mod agreement;
-pub(super) mod attempt;
 mod driver;
+pub(super) mod state_machine;
 
 use super::Communicator;
 use super::call::fingerprint::mix;
+use super::init::child_ranks::ChildRanks;
 use super::init::host_setup::StopConditions;
-use super::init::rank_map::RankMap;
 use crate::bootstrap::tcp::{AuthListener, NetworkConfig};
 use crate::bootstrap::{Blame, BootstrapError};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::executor::control_block::shrink_board::Announcement;
-use attempt::RendezvousPoint;
 use driver::Pause;
+use state_machine::RendezvousPoint;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,7 @@ impl Communicator {
     pub fn shrink(&self, excluded: &[usize], config: Option<&Config>) -> Result<Communicator> {
         self.check_process()?;
         let config = &self.child_config(config)?;
-        let deadline = Instant::now() + config.meeting();
+        let deadline = Instant::now() + config.init_timeout();
         if excluded.is_empty() {
             return self.shrink_by_agreement(config, deadline);
         }
@@ -59,7 +59,7 @@ impl Communicator {
         // It may have been aborted before: only another time matters.
         let aborts = self.aborts();
         let aborted = || (self.aborts() != aborts).then(|| self.aborted());
-        let is_called_off = || aborted().is_some() || self.health.are_fewer(&left);
+        let is_called_off = || aborted().is_some() || self.health.any_dead(&left);
         let is_broken_off = || aborted().or_else(|| self.health.death_among(&left));
         let until = StopConditions {
             deadline,
@@ -183,7 +183,7 @@ impl Communicator {
                 let here =
                     |rank: usize| rank == self.rank || rank != left[0] && self.is_at(rank, list);
                 let missing = left.iter().copied().filter(|rank| !here(*rank)).collect();
-                let (nranks, waited_ms) = (left.len(), config.meeting().as_millis() as u64);
+                let (nranks, waited_ms) = (left.len(), config.init_timeout().as_millis() as u64);
                 let unlisted = 0;
                 return Err(BootstrapError::late(Error::Missing {
                     nranks,
@@ -229,7 +229,7 @@ impl Communicator {
     ) -> Result<Communicator, BootstrapError> {
         let rank = left.iter().position(|rank| *rank == self.rank).expect("it is left");
         let nranks = left.len();
-        let numbering = RankMap(left);
+        let numbering = ChildRanks(left);
         let why = || until.is_broken_off.and_then(|why| why());
         let broken_off = || why().map(|error| numbering.to_child(error));
         let until = StopConditions { is_broken_off: Some(&broken_off), ..until };
@@ -298,7 +298,7 @@ mod tests {
     use super::*;
     use crate::bootstrap::UniqueId;
     use crate::bootstrap::tcp::{HELLO, Handshake, Hello, Purpose, SharedSecret};
-    use crate::communicator::init::thread_per_rank::all_or_none;
+    use crate::communicator::init::spawn_all::all_or_none;
     use crate::communicator::number_of;
 
     /// The ids of communicators that a rank makes of `of`, each in another way or another time.

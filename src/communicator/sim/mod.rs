@@ -9,11 +9,11 @@
 //! exactly. A seed that fails is printed; `RINGCOMM_SEED=n` replays it.
 //!
 //! Written again here, because it waits on threads and sockets there: the order in which
-//! `init::make_of` makes a communicator and `survivors::agree` takes the steps of a shrink is that
-//! of [`rank`]'s `make` and `survive`.
+//! `Communicator::init_unless` makes a communicator and `shrink::driver` takes the steps of a
+//! shrink is that of [`rank`]'s `make` and `survive`.
 
 mod all_reduce;
-mod endpoint;
+mod communicator;
 mod rank;
 mod world;
 

@@ -1,13 +1,13 @@
 //! The life of a rank: it joins, works, and when that fails shrinks and works on.
 
-use super::endpoint::{Crew, PATIENCE};
-use crate::bootstrap::sim::allgather::{Gate, Guest, Meeting};
+use super::communicator::{PATIENCE, SimCommunicator};
+use crate::bootstrap::sim::fixture::{Gate, Guest, Meeting};
 use crate::bootstrap::sim::net::Shared;
 use crate::bootstrap::{BootstrapError, UniqueId};
-use crate::communicator::health::watchdog::CommHealth;
+use crate::communicator::health::wait_check::CommHealth;
 use crate::communicator::init::cause;
-use crate::communicator::shrink::attempt::{
-    RendezvousPoint, ShrinkAttempt, ShrinkDriver, ShrinkEnv, ShrinkStep,
+use crate::communicator::shrink::state_machine::{
+    RendezvousPoint, ShrinkAttempt, ShrinkEnv, ShrinkMachine, ShrinkStep,
 };
 use crate::error::{Error, Result};
 use crate::executor::control_block::shrink_board::Announcement;
@@ -86,20 +86,20 @@ enum Making {
         members: Vec<usize>,
     },
     /// All have met; the first operation shows whether it works.
-    Trying(Crew),
+    Trying(SimCommunicator),
 }
 
 pub struct Rank {
     pub number: usize,
     ground: Ground,
     /// The communicator that it works on.
-    pub crew: Option<Crew>,
+    pub crew: Option<SimCommunicator>,
     making: Option<Making>,
-    survivor: Option<ShrinkDriver<Post>>,
+    survivor: Option<ShrinkMachine<Post>>,
     /// What it has made and may not return yet.
-    made: Option<Crew>,
+    made: Option<SimCommunicator>,
     /// Nothing else happens until these have said goodbye.
-    leaving: Vec<Crew>,
+    leaving: Vec<SimCommunicator>,
     /// Why it goes no further.
     pub over: Option<Error>,
     /// What its last operation failed with, until somebody looks.
@@ -136,7 +136,7 @@ impl Rank {
     }
 
     /// The communicator on which it might begin an operation.
-    pub fn idle(&mut self) -> Option<&mut Crew> {
+    pub fn idle(&mut self) -> Option<&mut SimCommunicator> {
         let free = self.making.is_none() && self.survivor.is_none() && self.leaving.is_empty();
         self.crew.as_mut().filter(|crew| free && !crew.is_at_work())
     }
@@ -145,7 +145,7 @@ impl Rank {
         self.survivor.is_some()
     }
 
-    fn crews(&mut self) -> impl Iterator<Item = &mut Crew> {
+    fn crews(&mut self) -> impl Iterator<Item = &mut SimCommunicator> {
         let trying = self.making.iter_mut().filter_map(|making| match making {
             Making::Trying(crew) => Some(crew),
             Making::Meeting { .. } => None,
@@ -180,7 +180,7 @@ impl Rank {
         }
     }
 
-    fn leave(&mut self, crew: Option<Crew>, now: Instant) {
+    fn leave(&mut self, crew: Option<SimCommunicator>, now: Instant) {
         if let Some(mut crew) = crew {
             crew.leave(now);
             self.leaving.push(crew);
@@ -220,14 +220,14 @@ impl Rank {
             id: crew.id.clone(),
             ground: self.ground.clone(),
         };
-        let survivor = ShrinkDriver::begin(post, now + PATIENCE).expect("gates open");
+        let survivor = ShrinkMachine::begin(post, now + PATIENCE).expect("gates open");
         self.survivor = Some(survivor);
     }
 
     /// Go on with the agreement.
     fn survive(&mut self, now: Instant) -> Result<bool> {
         let survivor = self.survivor.as_mut().expect("it shrinks");
-        let give_up = |survivor: &mut ShrinkDriver<Post>, text: String| {
+        let give_up = |survivor: &mut ShrinkMachine<Post>, text: String| {
             survivor.give_up();
             Err(Error::Internal(text))
         };
@@ -277,14 +277,14 @@ impl Rank {
         let id = crew.id.derive_at(label.as_bytes(), place.as_slice());
         let gate = gate.unwrap_or_else(|| self.ground.open(self.number, &id));
         match left.len() {
-            1 => Making::Trying(Crew::new(gate, id, 0, members, Vec::new(), now)),
+            1 => Making::Trying(SimCommunicator::new(gate, id, 0, members, Vec::new(), now)),
             _ => meet(gate, id, rank, members, root, now),
         }
     }
 
     /// Go on with the communicator that is being made.
     fn make(&mut self, now: Instant) -> Result<bool, String> {
-        let mut is_stale = || self.survivor.as_mut().is_some_and(ShrinkDriver::is_stale);
+        let mut is_stale = || self.survivor.as_mut().is_some_and(ShrinkMachine::is_stale);
         let outcome = match self.making.as_mut().expect("it is being made") {
             Making::Meeting { meeting, .. } if meeting.is_undecided() && is_stale() => {
                 Err(Error::Aborted { rank: self.number, operation: None }.into())
@@ -310,7 +310,7 @@ impl Rank {
             (Making::Meeting { meeting, id, rank, members }, Ok(cards)) => {
                 let addresses = cards.iter().map(|card| address_in(card)).collect();
                 let gate = meeting.into_gate();
-                let crew = Crew::new(gate, id, rank, members, addresses, now);
+                let crew = SimCommunicator::new(gate, id, rank, members, addresses, now);
                 self.making = Some(Making::Trying(crew));
             }
             (Making::Trying(crew), Ok(_)) => self.keep(crew)?,
@@ -324,7 +324,7 @@ impl Rank {
     }
 
     /// A communicator is made.
-    fn keep(&mut self, crew: Crew) -> Result<(), String> {
+    fn keep(&mut self, crew: SimCommunicator) -> Result<(), String> {
         match &mut self.survivor {
             None => self.crew = Some(crew.proved()),
             Some(survivor) => {

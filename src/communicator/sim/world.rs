@@ -1,11 +1,11 @@
 //! Ranks on a virtual network, what happens to them, and what must be true in the end.
 
-use super::endpoint::{Crew, pid_of};
+use super::communicator::{SimCommunicator, pid_of};
 use super::rank::{Ground, MOST_RANKS, Rank};
 use crate::bootstrap::UniqueId;
 use crate::bootstrap::sim::Simulated;
-use crate::bootstrap::sim::allgather::Gate;
 use crate::bootstrap::sim::crypto::{Seeded, seed as seed_primitives};
+use crate::bootstrap::sim::fixture::Gate;
 use crate::bootstrap::sim::net::{Happening, Net, Shared};
 use crate::communicator::number_of;
 use crate::error::Error;
@@ -361,7 +361,8 @@ impl World {
     /// Whether all who live have worked together, and nothing more is to happen.
     fn is_over(&self) -> bool {
         let members: Vec<usize> = self.living().map(|rank| rank.number).collect();
-        let is_done = |crew: &Crew| crew.completed >= OPERATIONS && crew.members == members;
+        let is_done =
+            |crew: &SimCommunicator| crew.completed >= OPERATIONS && crew.members == members;
         self.ahead == 0 && self.living().all(|rank| rank.crew.as_ref().is_some_and(is_done))
     }
 

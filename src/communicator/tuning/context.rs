@@ -121,20 +121,20 @@ impl PlanContext {
                 "threads/direct or threads/slots"
             }
             (true, DataPath::Direct(_)) => "threads/direct",
-            (true, DataPath::Staged) => "threads/slots",
+            (true, DataPath::Slots) => "threads/slots",
             (true, DataPath::Messages(_)) => "threads/send-recv",
             (false, DataPath::Direct(_)) if ready.two_shot.is_some() => {
                 "shm/direct or shm/two-shot"
             }
             (false, DataPath::Direct(_)) if ready.runs_by_cma() => "shm/direct or shm/cma",
-            (false, DataPath::Direct(_)) if ready.kernel.is_some() => {
+            (false, DataPath::Direct(_)) if ready.cma.is_some() => {
                 "shm/direct, shm/cma or shm/slots"
             }
             (false, DataPath::Direct(_)) => "shm/direct or shm/slots",
-            (false, DataPath::Staged) if ready.two_shot.is_some() => "shm/two-shot",
-            (false, DataPath::Staged) if ready.runs_by_cma() => "shm/cma",
-            (false, DataPath::Staged) if ready.kernel.is_some() => "shm/cma or shm/slots",
-            (false, DataPath::Staged) => "shm/slots",
+            (false, DataPath::Slots) if ready.two_shot.is_some() => "shm/two-shot",
+            (false, DataPath::Slots) if ready.runs_by_cma() => "shm/cma",
+            (false, DataPath::Slots) if ready.cma.is_some() => "shm/cma or shm/slots",
+            (false, DataPath::Slots) => "shm/slots",
             (false, DataPath::Messages(_)) => "shm/send-recv",
         }
     }

@@ -1,6 +1,6 @@
 //! Tuning: which algorithm and data path a call takes, bound once and kept in a cache.
 
-mod bind;
+mod compile_call;
 pub(super) mod context;
 pub(super) mod direct_probe_backoff;
 pub(super) mod plan_cache;

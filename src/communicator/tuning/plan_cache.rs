@@ -5,8 +5,8 @@ use crate::communicator::call::fingerprint::mix;
 use crate::communicator::call::portions::Portions;
 use crate::communicator::call::signature::CallSignature;
 use crate::communicator::call::{Call, Extents, VectorCounts};
-use crate::executor::bind::Bound;
 use crate::executor::chunk_layout::Layout;
+use crate::executor::compile_plan::CompiledPlan;
 use crate::executor::direct::program::Direct;
 use crate::executor::shm_two_shot::ShmTwoShot;
 use crate::plan::Collective;
@@ -82,7 +82,7 @@ fn hash(call: &Call) -> u64 {
 /// How a bound call runs.
 pub enum DataPath {
     /// Through slots.
-    Staged,
+    Slots,
     /// In the peers' buffers where all of them can be reached, else through slots.
     Direct(Direct),
     /// Block by block, as point-to-point messages.
@@ -98,13 +98,13 @@ pub struct BoundCall {
     /// [`CallSignature::pack`], done once.
     pub what: u64,
     pub fingerprint: u64,
-    pub staged: Bound,
+    pub staged: CompiledPlan,
     pub way: DataPath,
     /// What runs in the place of `staged` where the ranks share scratch.
     pub two_shot: Option<ShmTwoShot>,
     /// What runs in the place of `staged` unless somebody's buffers do not suit it: what others
     /// have, the kernel reads.
-    pub kernel: Option<Direct>,
+    pub cma: Option<Direct>,
     pub chunks: usize,
     pub predicted_us: f64,
     /// How it is cut where ranks are on devices, if it is long.
@@ -120,7 +120,7 @@ impl BoundCall {
         (key, extents): (Key, Extents),
         descriptor: CallSignature,
         fingerprint: u64,
-        staged: Bound,
+        staged: CompiledPlan,
         way: DataPath,
         chunks: usize,
         predicted_us: f64,
@@ -135,7 +135,7 @@ impl BoundCall {
             staged,
             way,
             two_shot: None,
-            kernel: None,
+            cma: None,
             portions: None,
             forbears: false,
             chunks,
@@ -147,13 +147,13 @@ impl BoundCall {
     /// Whether it goes through slots, whatever its buffers are.
     #[inline]
     pub fn is_staged(&self) -> bool {
-        let is_one = self.portions.is_none() && self.two_shot.is_none() && self.kernel.is_none();
-        is_one && matches!(self.way, DataPath::Staged)
+        let is_one = self.portions.is_none() && self.two_shot.is_none() && self.cma.is_none();
+        is_one && matches!(self.way, DataPath::Slots)
     }
 
     /// Whether what does not lie in memory that all share is read by the kernel, also in place.
     pub fn runs_by_cma(&self) -> bool {
-        self.kernel.as_ref().is_some_and(|program| program.in_place)
+        self.cma.as_ref().is_some_and(|program| program.in_place)
     }
 
     /// Slices, and the bytes of a chunk that are in one of them, unless `mapped` runs.
@@ -161,8 +161,8 @@ impl BoundCall {
         match (&self.two_shot, &self.way) {
             (Some(two_shot), _) => (two_shot.count(), two_shot.slice_bytes()),
             (None, DataPath::Direct(program)) if self.mapped.is_none() => (1, program.chunk_bytes),
-            (None, DataPath::Direct(_) | DataPath::Staged) if self.runs_by_cma() => {
-                (1, self.kernel.as_ref().map_or(0, |program| program.chunk_bytes))
+            (None, DataPath::Direct(_) | DataPath::Slots) if self.runs_by_cma() => {
+                (1, self.cma.as_ref().map_or(0, |program| program.chunk_bytes))
             }
             (None, DataPath::Messages(layout)) => {
                 (1, layout.longest_own() * self.key.data_type.size())

@@ -15,11 +15,11 @@ use crate::plan::Collective;
 
 /// How a call runs: through slots, and directly where all ranks' buffers turn out to be reachable.
 pub struct ChosenPaths {
-    pub staged: AlgorithmChoice,
+    pub slots: AlgorithmChoice,
     /// What is faster than slots where the ranks can share scratch.
     pub two_shot: Option<AlgorithmChoice>,
     /// What is faster than slots where the kernel copies for all ranks.
-    pub kernel: Option<AlgorithmChoice>,
+    pub cma: Option<AlgorithmChoice>,
     pub direct: Option<AlgorithmChoice>,
     /// Whether asking for the ranks' buffers takes a part of the call's time that matters where the
     /// answer is no.
@@ -30,7 +30,7 @@ impl ChosenPaths {
     /// Whether a call that asked in vain for the ranks' buffers is better followed by some that do
     /// not ask, and gives the same bits without.
     pub fn backs_off(&self, collective: Collective) -> bool {
-        let ways = [Some(self.staged), self.two_shot, self.kernel, self.direct];
+        let ways = [Some(self.slots), self.two_shot, self.cma, self.direct];
         let in_order = |way: &AlgorithmChoice| serial_order(way.algorithm, collective);
         self.asking_counts && ways.iter().flatten().all(in_order)
     }
@@ -101,7 +101,13 @@ pub fn choose(plan_context: &PlanContext, call: &Call, config: &Config) -> Resul
     let otherwise = two_shot.or(kernel).unwrap_or(staged).predicted_us;
     let worth = direct.direct && asked.predicted_us < otherwise;
     let asking_counts = otherwise < ASKING_COUNTS * (asking + ahead);
-    Ok(ChosenPaths { staged, two_shot, kernel, direct: worth.then_some(asked), asking_counts })
+    Ok(ChosenPaths {
+        slots: staged,
+        two_shot,
+        cma: kernel,
+        direct: worth.then_some(asked),
+        asking_counts,
+    })
 }
 
 /// What a call through slots takes less than the model says where some ranks only send and others
@@ -118,7 +124,7 @@ fn running_ahead(question: &Question, costs: &Costs) -> f64 {
 
 /// Where neither scratch nor the kernel is a way, and nobody asks in vain.
 fn through_slots(staged: AlgorithmChoice, direct: Option<AlgorithmChoice>) -> ChosenPaths {
-    ChosenPaths { staged, two_shot: None, kernel: None, direct, asking_counts: false }
+    ChosenPaths { slots: staged, two_shot: None, cma: None, direct, asking_counts: false }
 }
 
 /// What runs before the constants are agreed, so that nothing that a rank knows by itself decides.
@@ -208,10 +214,10 @@ mod tests {
         for bytes in [64 << 10, 128 << 10] {
             let [gathered, sent] = [Collective::AllGather, Collective::Broadcast]
                 .map(|collective| chosen(collective, bytes));
-            assert!(gathered.kernel.is_some() && sent.kernel.is_none(), "{bytes}");
+            assert!(gathered.cma.is_some() && sent.cma.is_none(), "{bytes}");
         }
         // Of a long call a slot is little.
-        assert!(chosen(Collective::Broadcast, 64 << 20).kernel.is_some());
+        assert!(chosen(Collective::Broadcast, 64 << 20).cma.is_some());
     }
 
     #[test]

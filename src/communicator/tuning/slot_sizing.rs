@@ -164,8 +164,8 @@ mod tests {
     use super::*;
     use crate::algorithm::plan;
     use crate::algorithm::select::{Costs, Hosts, Question, choose};
-    use crate::executor::bind::{BindShape, Bound, Cut};
     use crate::executor::chunk_layout::Layout;
+    use crate::executor::compile_plan::{CompileShape, CompiledPlan, Cut};
     use crate::plan::Collective;
 
     fn map(config: &Config, nranks: usize) -> SegmentMap {
@@ -313,7 +313,7 @@ mod tests {
                 let layout = Layout::new(collective, rank, nranks, mine.nchunks, count, None);
                 // The widest and longest messages are theirs.
                 let plans = [0, 1, nranks / 2, nranks - 1].into_iter().map(plan);
-                let shape = BindShape {
+                let shape = CompileShape {
                     layout: &layout,
                     element,
                     reduction: None,
@@ -322,7 +322,7 @@ mod tests {
                     pipelined: false,
                     cut: Cut::new(plans, &layout, element),
                 };
-                let bound = Bound::new(&mine, shape);
+                let bound = CompiledPlan::new(&mine, shape);
                 assert!(bound.is_ok(), "{question:?} {choice:?}: {:?}", bound.err());
             }
         }

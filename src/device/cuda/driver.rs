@@ -5,7 +5,7 @@
 //! enum: a newer driver has codes that this library does not know.
 #![allow(unsafe_code)]
 
-pub use super::interface::*;
+pub use super::driver_sys::*;
 use crate::error::{Error, Result};
 use crate::fork::Once;
 use std::ffi::{CStr, c_char, c_void};

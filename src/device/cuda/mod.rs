@@ -10,9 +10,9 @@ pub mod abi;
 mod context;
 mod cooperative_order;
 mod driver;
+mod driver_sys;
 mod event;
 mod fused;
-mod interface;
 mod kernels;
 mod launch_order;
 mod memory;
@@ -20,7 +20,7 @@ mod stream_memops;
 
 pub use context::{Current, Device};
 pub use cooperative_order::CooperativeOrder;
-pub use driver::{Address, Driver, RawStream, Shareable};
+pub use driver::{Address, Driver, IpcMemHandle, RawStream};
 pub use event::{
     Capture, Event, OwnedStream, PER_THREAD_STREAM, Recording, Replay, Trail, check_stream, wait,
 };
@@ -30,9 +30,9 @@ pub use kernels::{Grid, KernelFamily, Kernels};
 pub use launch_order::{DeferredFree, SpinKernelsActive, in_one_order};
 pub use memory::ipc::{Allocation, Imported};
 pub use memory::va_range::{Addresses, MappedRun, Mapping};
-pub use memory::vmm::{Carrier, Carriers, PhysicalPiece};
+pub use memory::vmm::{Carriers, HandleType, PhysicalPiece};
 pub use memory::{DeviceMemory, Pinned, PointerKind, copy, fill};
-pub use stream_memops::{Registered, wait_value, write_value};
+pub use stream_memops::{HostRegistration, wait_value, write_value};
 
 /// The kernels for all architectures, compiled when the library was built; empty without nvcc.
 const FATBIN: &[u8] = include_bytes!(env!("RINGCOMM_EMBEDDED_FATBIN"));

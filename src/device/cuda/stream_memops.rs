@@ -18,15 +18,15 @@ use std::sync::{Arc, LazyLock};
 static USERS: LazyLock<Mutex<HashMap<usize, (usize, Address)>>> = LazyLock::new(Mutex::default);
 
 /// Whole pages of this process's memory that its devices address.
-pub struct Registered {
+pub struct HostRegistration {
     device: Arc<Device>,
     start: usize,
     address: Address,
 }
 
-impl Registered {
+impl HostRegistration {
     /// Let the devices of this process have `bytes` bytes, which are mapped until this is dropped.
-    pub fn new(device: &Arc<Device>, start: *mut u8, bytes: usize) -> Result<Registered> {
+    pub fn new(device: &Arc<Device>, start: *mut u8, bytes: usize) -> Result<HostRegistration> {
         /// Usable from every context, and with an address there.
         const PORTABLE_AND_MAPPED: u32 = 1 | 2;
         let driver = device.driver;
@@ -52,7 +52,7 @@ impl Registered {
             }
         };
         users.insert(start.addr(), (count + 1, address));
-        Ok(Registered { device: device.clone(), start: start.expose_provenance(), address })
+        Ok(HostRegistration { device: device.clone(), start: start.expose_provenance(), address })
     }
 
     /// The address, for devices, of what lies `offset` bytes behind the start.
@@ -61,7 +61,7 @@ impl Registered {
     }
 }
 
-impl Drop for Registered {
+impl Drop for HostRegistration {
     fn drop(&mut self) {
         let mut users = USERS.lock();
         let Some((count, _)) = users.get_mut(&self.start) else { return };

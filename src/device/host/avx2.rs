@@ -8,11 +8,11 @@
 use std::arch::x86_64::*;
 
 use super::Job;
-use super::float::{NAN64, Register, Register64};
+use super::float_vectors::{NAN64, Register, Register64};
 use super::portable::Bytes;
 use super::reduce_loop::{ReduceLoop, blocks};
 use super::select::Isa;
-use super::simd_shell::{integers, isa};
+use super::simd_macros::{integers, isa};
 use super::vector::{Bits, ElementOp, Vector};
 
 /// AVX2 and F16C.

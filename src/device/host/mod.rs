@@ -13,8 +13,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-mod float;
-mod memory;
+mod float_vectors;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod number_format;
@@ -22,11 +21,12 @@ mod portable;
 mod reduce_loop;
 mod select;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod simd_shell;
+mod simd_macros;
+mod streaming_copy;
 mod vector;
 
-pub use memory::{STREAMED_LEAST, copy, prepare, streaming_threshold, streams_far};
 pub use select::InstructionSet;
+pub use streaming_copy::{STREAMED_LEAST, copy, prepare, streaming_threshold, streams_far};
 
 use crate::error::{Error, Result};
 use crate::types::{DataType, ReduceOp};
@@ -171,7 +171,7 @@ impl Reduction {
             let end = lead + (count - lead) / wide.lanes * wide.lanes;
             span(narrower, &cached, 0, lead, full, parts);
             span(std::slice::from_ref(wide), &streamed, lead, end, full, parts);
-            memory::fence();
+            streaming_copy::fence();
             span(narrower, &cached, end, count, full, parts);
         }
     }

@@ -10,11 +10,11 @@ use std::arch::asm;
 use std::mem::transmute;
 
 use super::Job;
-use super::float::{NAN, NAN64, Register, Register64};
+use super::float_vectors::{NAN, NAN64, Register, Register64};
 use super::portable::Bytes;
 use super::reduce_loop::{ReduceLoop, blocks};
 use super::select::Isa;
-use super::simd_shell::{integers, isa};
+use super::simd_macros::{integers, isa};
 use super::vector::{Bits, ElementOp, Vector};
 
 /// NEON, which is part of AArch64 as Linux knows it.

@@ -6,7 +6,7 @@
 
 #![allow(unsafe_code)]
 
-use super::float::{INFINITY, MAGNITUDE, NAN, Register};
+use super::float_vectors::{INFINITY, MAGNITUDE, NAN, Register};
 
 /// f32 to a sign, an exponent with `BIAS` and `FRACTION` bits (`DROP` = 23 - `FRACTION`): to
 /// nearest even; finite values beyond `largest` become it.

@@ -5,7 +5,7 @@
 
 #![allow(unsafe_code)]
 
-use super::float::{NAN64, Register, Register64};
+use super::float_vectors::{NAN64, Register, Register64};
 use super::vector::{Bits, Integer, Mean, Number, Vector};
 
 /// `N` integers.

@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use super::Job;
-use super::float::{Double, Float, Register, Register64};
+use super::float_vectors::{Double, Float, Register, Register64};
 #[cfg(target_arch = "aarch64")]
 use super::neon::Neon;
 use super::number_format::{Bf16, E4m3, E5m2, F16, F32};

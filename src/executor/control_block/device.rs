@@ -17,7 +17,7 @@ impl Flag {
     /// Do in the owner's place what it was to do in the call of this number, if it has not; whether
     /// it was done for it, now or before. Several ranks may do so. To be asked again: a write that
     /// the device had taken may land later, and bring the word back.
-    fn let_go(&self, number: u32) -> bool {
+    fn release_waiters(&self, number: u32) -> bool {
         if !self.has_reached(number) {
             // Relaxed: a device looks at it, and finds nothing else by it.
             self.0.store(number.wrapping_add(FAR), Relaxed);
@@ -102,13 +102,14 @@ impl DevicePage {
     }
 
     /// The owner's stream will say that it comes to the call of this number.
-    pub fn tell(&self, number: u32) {
-        // Release: pairs with the Acquire in `let_go`. Peers wait only after a message of this.
+    pub fn announce_write(&self, number: u32) {
+        // Release: pairs with the Acquire in `release_waiters`. Peers wait only after a message of
+        // this.
         self.told.store(number, Release);
     }
 
     /// The owner's device has an error that it does not recover from.
-    pub fn lose(&self) {
+    pub fn mark_lost(&self) {
         // Release: pairs with the Acquire in `is_lost`.
         self.is_lost.store(1, Release);
     }
@@ -118,7 +119,7 @@ impl DevicePage {
     }
 
     /// No kernel of the owner's that waits for others' runs any more, or will.
-    pub fn rest(&self) {
+    pub fn mark_quiesced(&self) {
         // Release: pairs with the Acquire in `rests`, after all that the kernels have done.
         self.leaving.store(RESTS, Release);
     }
@@ -139,13 +140,13 @@ impl DevicePage {
     /// Do in the owner's place all that its device was given and never does; whether there is such
     /// work. Peers wait for nothing else.
     pub fn let_go(&self) -> bool {
-        let before = self.before.let_go(self.told.load(Acquire));
-        let after = self.after.let_go(self.launched.load(Acquire));
+        let before = self.before.release_waiters(self.told.load(Acquire));
+        let after = self.after.release_waiters(self.launched.load(Acquire));
         before || after
     }
 
     /// The owner is about to launch what uses its peers' memory.
-    pub fn launch(&self, number: u32) {
+    pub fn mark_launched(&self, number: u32) {
         // Release: pairs with the Acquire in `is_at_work`. The caller's visit has the full fence.
         self.launched.store(number, Release);
     }
@@ -245,14 +246,14 @@ mod tests {
             assert!(
                 page.before.has_reached(start) && !page.before.has_reached(start.wrapping_add(1))
             );
-            assert!(!page.before.let_go(start));
-            assert!(page.before.let_go(start.wrapping_add(1)));
+            assert!(!page.before.release_waiters(start));
+            assert!(page.before.release_waiters(start.wrapping_add(1)));
             // Another survivor, which finds it done.
-            assert!(page.before.let_go(start.wrapping_add(1)));
+            assert!(page.before.release_waiters(start.wrapping_add(1)));
             assert!((0..1000).all(|ahead| page.before.has_reached(start.wrapping_add(ahead))));
             // A late write of the device's.
             page.before.0.store(start, Relaxed);
-            assert!(page.before.let_go(start.wrapping_add(1)));
+            assert!(page.before.release_waiters(start.wrapping_add(1)));
             assert!(page.before.has_reached(start.wrapping_add(1)));
         }
     }
@@ -262,8 +263,8 @@ mod tests {
         let page = page();
         page.begin();
         assert!(!page.let_go() && !page.before.has_reached(1) && !page.after.has_reached(1));
-        page.tell(1);
-        page.launch(1);
+        page.announce_write(1);
+        page.mark_launched(1);
         assert!(page.is_at_work());
         assert!(page.let_go() && page.before.has_reached(1) && !page.is_at_work());
     }

@@ -10,7 +10,7 @@ pub mod shrink_board;
 
 use crate::error::cut;
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*, fence};
-use crate::transport::cma::Sample;
+use crate::transport::cma::ReadProbe;
 use crate::transport::wait::Doorbell;
 use shrink_board::Board;
 use std::iter::repeat;
@@ -286,15 +286,15 @@ impl ControlBlock {
     }
 
     /// Say where peers may try to read the owner's memory, before anybody reads the page.
-    pub fn offer(&self, sample: Sample) {
+    pub fn offer(&self, sample: ReadProbe) {
         self.sample[0].store(sample.address, Relaxed);
         self.sample[1].store(sample.word, Relaxed);
     }
 
     /// Where the owner's memory may be tried.
-    pub fn sample(&self) -> Sample {
+    pub fn sample(&self) -> ReadProbe {
         let [address, word] = [0, 1].map(|at| self.sample[at].load(Relaxed));
-        Sample { address, word }
+        ReadProbe { address, word }
     }
 
     /// The name of the owner's host; empty if it never came so far as to say it.

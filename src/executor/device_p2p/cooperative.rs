@@ -2,20 +2,20 @@
 //! row of the grid for each rank.
 //!
 //! The driver refuses what does not fit the device, launches of several communicators take turns
-//! ([`Turns`]), and the blocks wait for nothing outside of the launch; so it may wait where two
-//! launches must not.
+//! ([`CooperativeOrder`]), and the blocks wait for nothing outside of the launch; so it may wait
+//! where two launches must not.
 //!
-//! [`Turns`]: crate::device::cuda::Turns
+//! [`CooperativeOrder`]: crate::device::cuda::CooperativeOrder
 #![allow(unsafe_code)]
 
-use super::device_comm::DeviceComm;
 use super::kernel_args::{bytes_of, oneshot_arguments, plan_arguments, shape};
+use super::kernel_launcher::KernelLauncher;
 use super::plan_programs::append;
 use super::{KernelPath, KernelWork};
 use crate::algorithm::Algorithm;
 use crate::device::cuda::{Address, Capture, Grid, KernelFamily, Kernels, RawStream, abi, tile};
 use crate::error::Result;
-use crate::executor::device_pieces::pieces;
+use crate::executor::device_work::pieces;
 use crate::types::DataType;
 
 /// Launch all ranks' parts of `work`.
@@ -23,7 +23,7 @@ use crate::types::DataType;
 /// # Safety
 /// The buffers that `work` names are valid until the stream has passed.
 pub unsafe fn launch(
-    stations: &mut [DeviceComm],
+    stations: &mut [KernelLauncher],
     kernels: &Kernels,
     work: &KernelWork,
     stream: RawStream,
@@ -45,7 +45,7 @@ pub unsafe fn launch(
 /// # Safety
 /// As for [`launch`].
 unsafe fn launch_rows(
-    stations: &mut [DeviceComm],
+    stations: &mut [KernelLauncher],
     kernels: &Kernels,
     work: &KernelWork,
     stream: RawStream,
@@ -89,7 +89,7 @@ unsafe fn launch_rows(
 
 /// The calls of a plan's rows, and its channels.
 fn plan_table(
-    stations: &mut [DeviceComm],
+    stations: &mut [KernelLauncher],
     work: &KernelWork,
     algorithm: Algorithm,
     stream: RawStream,
@@ -105,13 +105,13 @@ fn plan_table(
 }
 
 /// Keep a table, named by what it says: calls on the same buffers find it again.
-fn table(station: &mut DeviceComm, content: &[u8], stream: RawStream) -> Result<Address> {
+fn table(station: &mut KernelLauncher, content: &[u8], stream: RawStream) -> Result<Address> {
     station.table(content, stream, content.len(), |_, place| place.copy_from_slice(content))
 }
 
 /// A row for each rank with its part of every block, between two meetings.
 fn pieces_of(
-    stations: &mut [DeviceComm],
+    stations: &mut [KernelLauncher],
     blocks: u32,
     work: &KernelWork,
     stream: RawStream,

@@ -5,7 +5,7 @@
 use super::KernelWork;
 use super::sizing::{FLAG, P2pSizing};
 use crate::device::cuda::{Address, abi};
-use crate::executor::device_pieces::PieceShape;
+use crate::executor::device_work::PieceShape;
 use crate::plan::Collective;
 
 /// The bytes of structures of the kernels'.

@@ -1,10 +1,10 @@
 //! Ranks on a device each: kernels that wait for each other's kernels, by flags in device memory.
 //!
 //! Every rank has a *ground*, memory of its device that all others reach: flags, an inbox for small
-//! messages, slots of connections. A [`DeviceComm`] is one rank's end: it knows where all grounds
-//! are as its own device addresses them, not how they came to be reachable, and launches its rank's
-//! part of a collective. Every wait in a kernel ends: with the message, with [`AbortBlock::stop`],
-//! or after the deadline, and then [`AbortBlock::ending`] says where.
+//! messages, slots of connections. A [`KernelLauncher`] is one rank's end: it knows where all
+//! grounds are as its own device addresses them, not how they came to be reachable, and launches
+//! its rank's part of a collective. Every wait in a kernel ends: with the message, with
+//! [`AbortBlock::stop`], or after the deadline, and then [`AbortBlock::ending`] says where.
 //!
 //! A kernel that waits occupies its device, so nothing that it waits for may be behind it: each
 //! rank has a device of its own, the kernels of one collective are launched on all devices in one
@@ -13,18 +13,18 @@
 
 mod abort_block;
 pub mod cooperative;
-mod device_comm;
 mod device_tables;
 mod kernel_args;
+mod kernel_launcher;
 mod plan_programs;
 mod sizing;
 
 pub use abort_block::{AbortBlock, Ending};
-pub use device_comm::{DeviceComm, Tabled};
+pub use kernel_launcher::{KernelLauncher, Tabled};
 pub use plan_programs::Programs;
 pub use sizing::P2pSizing;
 
-use super::device_pieces::RankBuffers;
+use super::device_work::RankBuffers;
 use crate::algorithm::Algorithm;
 use crate::device::cuda::copied_as;
 use crate::plan::Collective;

@@ -9,9 +9,9 @@ use crate::algorithm::{self, Algorithm};
 use crate::device::cuda::{Address, abi};
 use crate::device::host::Reduction;
 use crate::error::Result;
-use crate::executor::bind::{BindShape, Bound, BoundStep, Cut};
 use crate::executor::chunk_layout::Layout;
-use crate::executor::device_pieces::grain;
+use crate::executor::compile_plan::{BoundStep, CompileShape, CompiledPlan, Cut};
+use crate::executor::device_work::grain;
 use crate::plan::partition::Partition;
 use crate::plan::{Collective, End, PIPELINE_DEPTH};
 use crate::types::ReduceOp;
@@ -22,7 +22,7 @@ const USEFUL_CHUNK: usize = 1 << 10;
 
 /// The bound plans of one rank, by channel.
 pub struct Programs {
-    bounds: Vec<Bound>,
+    bounds: Vec<CompiledPlan>,
 }
 
 impl Programs {
@@ -54,7 +54,7 @@ impl Programs {
             let nchunks = plans[rank].nchunks;
             let layout = Layout::new(work.collective, rank, nranks, nchunks, part.count, None);
             let layout = layout.in_grains(grain).within(part.offset, work.count);
-            let shape = BindShape {
+            let shape = CompileShape {
                 layout: &layout,
                 element,
                 reduction,
@@ -63,15 +63,15 @@ impl Programs {
                 pipelined: DEPTH >= PIPELINE_DEPTH,
                 cut: Cut::new(plans.iter().cloned(), &layout, element),
             };
-            Bound::new(&plans[rank], shape)
+            CompiledPlan::new(&plans[rank], shape)
         };
-        let bounds = (0..channels).map(bound).collect::<Result<Vec<Bound>>>()?;
+        let bounds = (0..channels).map(bound).collect::<Result<Vec<CompiledPlan>>>()?;
         let programs = Programs::of(bounds);
         Ok(programs.fits(geometry).then_some(programs))
     }
 
     /// Programs of plans that were bound elsewhere.
-    pub fn of(bounds: Vec<Bound>) -> Programs {
+    pub fn of(bounds: Vec<CompiledPlan>) -> Programs {
         Programs { bounds }
     }
 
@@ -86,7 +86,7 @@ impl Programs {
 
     /// Bytes of the tables.
     pub fn bytes(&self) -> usize {
-        let of = |bound: &Bound| {
+        let of = |bound: &CompiledPlan| {
             let step = |step: &BoundStep| {
                 let ends = step.sources.len() + step.targets.len();
                 size_of::<abi::Step>()
@@ -155,7 +155,7 @@ struct ProgramTables {
 }
 
 impl ProgramTables {
-    fn new(bound: &Bound) -> ProgramTables {
+    fn new(bound: &CompiledPlan) -> ProgramTables {
         let mut tables = ProgramTables { steps: Vec::new(), ends: Vec::new(), spans: Vec::new() };
         for step in &bound.steps {
             let finish = if step.finish { abi::FINISH } else { 0 };

@@ -6,13 +6,13 @@
 
 use super::program::{Direct, Used};
 use super::run::{
-    Arithmetic, Base, Bases, BufferAddresses, KERNEL, NOWHERE, Resolve, UNUSED, others, reached,
-    send_addresses, wait_for_readers_of, work_on,
+    Arithmetic, Base, Bases, BufferAddresses, KERNEL, NOWHERE, Resolve, UNUSED, exchange_addresses,
+    others, reached, wait_for_readers_of, work_on,
 };
 use crate::error::Result;
+use crate::executor::counting_check::CountingCheck;
 use crate::executor::host::CallBuffers;
 use crate::executor::links::Links;
-use crate::executor::progress::CountedWait;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::transport::fifo::Stamp;
 use crate::transport::wait::WaitCheck;
@@ -49,11 +49,11 @@ pub unsafe fn try_run(
     let nranks = links.nranks;
     let most = |program: Option<&Direct>| program.map_or(0, |program| program.touched_by.len());
     let steps = || nranks + most(programs.mapped).max(most(programs.kernel));
-    let watch = &CountedWait::new(watch, &steps);
+    let watch = &CountingCheck::new(watch, &steps);
     let mut mapped = programs.mapped.filter(|program| is_reachable(mine, program));
     let mut kernel = programs.kernel.filter(|program| is_readable(mine, program));
     let all_addresses = &mut room.all_addresses;
-    send_addresses(mine, links, stamp, watch, &mut |_, peer, theirs| {
+    exchange_addresses(mine, links, stamp, watch, &mut |_, peer, theirs| {
         mapped = mapped.filter(|program| is_reachable(&theirs, program));
         kernel = kernel.filter(|program| is_readable(&theirs, program));
         all_addresses[peer] = theirs;
@@ -120,7 +120,7 @@ fn is_readable(buffer_addresses: &BufferAddresses, program: &Direct) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::run::{Unread, exchange_addresses};
+    use super::super::run::{Unread, post_addresses};
     use super::*;
     use crate::algorithm::{self, Algorithm};
     use crate::error::Error;
@@ -178,8 +178,8 @@ mod tests {
         let stamp = Stamp { fingerprint: 1, source: 1, ..Stamp::default() };
         let claim =
             BufferAddresses { input_region: 5, output_region: 5, ..BufferAddresses::default() };
-        // SAFETY: `exchange_addresses` writes inside the slot it reserved.
-        unsafe { exchange_addresses(0, &claim, &mut theirs, &stamp, watch).unwrap() };
+        // SAFETY: `post_addresses` writes inside the slot it reserved.
+        unsafe { post_addresses(0, &claim, &mut theirs, &stamp, watch).unwrap() };
         let (input, mut output) = ([7u8; 8], [0u8; 16]);
         let buffers = CallBuffers {
             input: input.as_ptr(),

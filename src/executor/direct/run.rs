@@ -9,9 +9,9 @@
 use super::program::{BlockRef, Direct, Used};
 use crate::device::host::{Job, Reduction};
 use crate::error::{Error, Result};
+use crate::executor::counting_check::CountingCheck;
 use crate::executor::host::{CallBuffers, move_bytes};
 use crate::executor::links::Links;
-use crate::executor::progress::CountedWait;
 use crate::transport::cma;
 use crate::transport::fifo::Stamp;
 use crate::transport::wait::WaitCheck;
@@ -138,14 +138,14 @@ pub unsafe fn run(
     };
     room.bases[links.rank] = Base::of(buffers);
     let steps = || program.touches.len() + 1 + program.touched_by.len();
-    let watch = &CountedWait::new(watch, &steps);
+    let watch = &CountingCheck::new(watch, &steps);
     for &peer in &program.touched_by {
-        // SAFETY: `exchange_addresses` writes inside the slot it reserved.
-        unsafe { exchange_addresses(peer, &mine, links, stamp, watch)? };
+        // SAFETY: `post_addresses` writes inside the slot it reserved.
+        unsafe { post_addresses(peer, &mine, links, stamp, watch)? };
     }
     for &peer in &program.touches {
         let payload = links.receive(peer, stamp, BYTES, watch)?;
-        // SAFETY: the message has `BYTES` bytes, written by `exchange_addresses`.
+        // SAFETY: the message has `BYTES` bytes, written by `post_addresses`.
         let theirs = unsafe { payload.cast::<BufferAddresses>().read_unaligned() };
         room.bases[peer] = Base::new(
             std::ptr::with_exposed_provenance(theirs.input_offset as usize),
@@ -171,20 +171,20 @@ pub(in crate::executor) fn others(links: &Links) -> impl Iterator<Item = usize> 
 }
 
 /// Say something to all other ranks and hear what each of them says, which is to be freed.
-pub(in crate::executor) fn send_addresses(
+pub(in crate::executor) fn exchange_addresses(
     mine: &BufferAddresses,
     links: &mut Links,
     stamp: &Stamp,
-    watch: &CountedWait,
+    watch: &CountingCheck,
     hear: &mut dyn FnMut(&Links, usize, BufferAddresses) -> Result<()>,
 ) -> Result<()> {
     for peer in others(links) {
-        // SAFETY: `exchange_addresses` writes inside the slot it reserved.
-        unsafe { exchange_addresses(peer, mine, links, stamp, watch)? };
+        // SAFETY: `post_addresses` writes inside the slot it reserved.
+        unsafe { post_addresses(peer, mine, links, stamp, watch)? };
     }
     for peer in others(links) {
         let payload = links.receive(peer, stamp, BYTES, watch)?;
-        // SAFETY: the message has `BYTES` bytes, written by `exchange_addresses`.
+        // SAFETY: the message has `BYTES` bytes, written by `post_addresses`.
         let theirs = unsafe { payload.cast::<BufferAddresses>().read_unaligned() };
         hear(links, peer, theirs)?;
         watch.step();
@@ -224,7 +224,7 @@ fn unmapped(why: Option<Error>, links: &Links, peer: usize, watch: &dyn WaitChec
     })
 }
 
-pub(super) unsafe fn exchange_addresses(
+pub(super) unsafe fn post_addresses(
     peer: usize,
     mine: &BufferAddresses,
     links: &mut Links,
@@ -240,7 +240,7 @@ pub(super) unsafe fn exchange_addresses(
 
 /// Free the messages with addresses, which tells their senders, and wait until this rank's are
 /// freed.
-fn wait_for_readers(program: &Direct, links: &mut Links, watch: &CountedWait) -> Result<()> {
+fn wait_for_readers(program: &Direct, links: &mut Links, watch: &CountingCheck) -> Result<()> {
     for &peer in &program.touches {
         links.free(peer);
     }
@@ -251,10 +251,10 @@ fn wait_for_readers(program: &Direct, links: &mut Links, watch: &CountedWait) ->
 pub(super) fn wait_for_readers_of(
     program: &Direct,
     links: &mut Links,
-    watch: &CountedWait,
+    watch: &CountingCheck,
 ) -> Result<()> {
     for &peer in &program.touched_by {
-        links.drained(peer, watch)?;
+        links.wait_until_drained(peer, watch)?;
         watch.step();
     }
     Ok(())

@@ -312,7 +312,7 @@ impl Links {
 
     /// Whether a local `peer` has freed everything that it was sent.
     pub fn freed_all(&mut self, peer: usize) -> bool {
-        self.slots(peer).expect("asked of local peers only").0.freed_all()
+        self.slots(peer).expect("asked of local peers only").0.is_drained()
     }
 
     /// Wait for `peer`, which is on this machine; meanwhile messages to other machines go on.
@@ -362,7 +362,7 @@ impl Links {
         };
         sender.post(stamp, bytes);
         // Lines that are written past the cache are better left where they are.
-        sender.prepare(if streams { 0 } else { bytes });
+        sender.prefetch_next(if streams { 0 } else { bytes });
         self.ring(peer);
     }
 
@@ -378,11 +378,11 @@ impl Links {
         let there = match self.slots(peer) {
             Some((_, receiver)) if receiver.has_come() => {
                 receiver.prepare();
-                receiver.try_wait()
+                receiver.peek()
             }
             Some(_) => {
                 self.wait_local(peer, watch, |_, receiver| receiver.has_come().then_some(()))?;
-                self.slots(peer).and_then(|(_, receiver)| receiver.try_wait())
+                self.slots(peer).and_then(|(_, receiver)| receiver.peek())
             }
             None => Some(self.wait_remote(peer, watch)?),
         };
@@ -403,7 +403,7 @@ impl Links {
         watch: &dyn WaitCheck,
     ) -> Result<Option<(*const u8, usize)>> {
         let (_, receiver) = self.slots(peer).expect("asked of local peers only");
-        let Some(message) = receiver.try_wait() else { return Ok(None) };
+        let Some(message) = receiver.peek() else { return Ok(None) };
         match lengths.into_iter().find(|length| message.matches(stamp, *length)) {
             Some(length) => Ok(Some((message.payload, length))),
             None => Err(self.stranger(peer, stamp, lengths[0], watch)),
@@ -425,7 +425,7 @@ impl Links {
             return error;
         }
         let come = match self.slots(peer) {
-            Some((_, receiver)) => receiver.try_wait(),
+            Some((_, receiver)) => receiver.peek(),
             None => self.peek_remote(peer),
         };
         let message = come.expect("it has come");
@@ -478,8 +478,8 @@ impl Links {
     }
 
     /// Wait until `peer`, which is on this machine, has freed everything this rank sent it.
-    pub fn drained(&mut self, peer: usize, watch: &dyn WaitCheck) -> Result<()> {
-        self.wait_local(peer, watch, |sender, _| sender.freed_all().then_some(()))
+    pub fn wait_until_drained(&mut self, peer: usize, watch: &dyn WaitCheck) -> Result<()> {
+        self.wait_local(peer, watch, |sender, _| sender.is_drained().then_some(()))
     }
 
     #[inline]

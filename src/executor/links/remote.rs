@@ -105,21 +105,21 @@ impl Links {
 
     /// Up to how many bytes a message between hosts goes whole, where plans cut none.
     pub fn longest_whole(&self) -> usize {
-        self.network.as_ref().map_or(0, |network| network.steps().whole)
+        self.network.as_ref().map_or(0, |network| network.step_lengths().whole)
     }
 
     /// The longest message of a plan's step that is cut: all ranks reach others through sockets, or
     /// none.
     pub fn longest_message(&self) -> usize {
         let slot = self.geometry.slot_bytes;
-        self.network.as_ref().map_or(slot, |network| network.steps().cut)
+        self.network.as_ref().map_or(slot, |network| network.step_lengths().cut)
     }
 
     /// How many bytes of the user's message of `all` bytes, of which `done` have gone, go to or
     /// come from another host at once: both ends must say the same.
     pub fn next_piece(&self, all: usize, done: usize) -> usize {
         let network = self.network.as_ref().expect("remote peers come with a network");
-        let Lengths { cut, whole } = network.messages();
+        let Lengths { cut, whole } = network.message_lengths();
         if all <= whole { all } else { cut.min(all - done) }
     }
 
@@ -167,14 +167,13 @@ impl Links {
         peer: usize,
         watch: &dyn WaitCheck,
     ) -> Result<ReceivedMessage> {
-        self.wait_network(peer, watch, |connection| connection.try_wait())
-            .map(|(message, _)| message)
+        self.wait_network(peer, watch, |connection| connection.peek()).map(|(message, _)| message)
     }
 
     /// The message that is there.
     #[cold]
     pub(super) fn peek_remote(&mut self, peer: usize) -> Option<ReceivedMessage> {
-        self.remote().connection(peer).try_wait().map(|(message, _)| message)
+        self.remote().connection(peer).peek().map(|(message, _)| message)
     }
 
     /// Give the sender time to say over the control plane what call its message belongs to, or that
@@ -195,7 +194,7 @@ impl Links {
     }
 
     /// Whether what is lent to remote peers leaves from where it lies.
-    pub fn lends(&self) -> bool {
+    pub fn is_zero_copy(&self) -> bool {
         self.network.as_ref().is_some_and(|network| network.is_zero_copy())
     }
 
@@ -203,7 +202,7 @@ impl Links {
     ///
     /// # Safety
     /// They stay as they are until a [`Links::flush`] or a [`Links::settle`] of them.
-    pub unsafe fn lend(
+    pub unsafe fn send_zero_copy(
         &mut self,
         peer: usize,
         stamp: &Stamp,
@@ -223,7 +222,7 @@ impl Links {
     ///
     /// # Safety
     /// As [`Links::lend`].
-    pub unsafe fn try_lend(
+    pub unsafe fn try_send_zero_copy(
         &mut self,
         peer: usize,
         stamp: &Stamp,
@@ -257,7 +256,7 @@ impl Links {
     ) -> Result<()> {
         let outcome = self.wait_network(peer, watch, |connection| {
             connection.receive_at(target, bytes, stamp);
-            connection.try_wait()
+            connection.peek()
         });
         self.remote().connection(peer).receive_anywhere();
         let (message, landed) = outcome?;
@@ -282,7 +281,7 @@ impl Links {
         network.flush();
         let connection = network.connection(peer);
         connection.receive_at(target, bytes, stamp);
-        let Some(come) = connection.try_wait() else {
+        let Some(come) = connection.peek() else {
             return ConnectionEnd::of(network, peer)
                 .map_or(Ok(false), |end| Err(end.error(peer, watch)));
         };

@@ -3,8 +3,8 @@
 //! What holds for all of them is said once, in the header's introduction.
 #![allow(unsafe_code)]
 
-use super::enqueue::{RequestedWork, submit};
-use super::request::CollectiveRequest;
+use super::arg_check::CollectiveRequest;
+use super::dispatch::{RequestedWork, submit};
 use crate::communicator::{Call, Message};
 use crate::error::Result;
 use crate::ffi::boundary::run_call;

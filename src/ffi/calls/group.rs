@@ -1,7 +1,7 @@
 //! Groups: several calls that start together.
 #![allow(unsafe_code)]
 
-use super::enqueue;
+use super::dispatch;
 use crate::ffi::boundary::run;
 use crate::ffi::types::ringResult_t;
 
@@ -21,7 +21,7 @@ use crate::ffi::types::ringResult_t;
 /// later than that.
 #[unsafe(no_mangle)]
 pub extern "C" fn ringGroupStart() -> ringResult_t {
-    run(enqueue::group_start)
+    run(dispatch::group_start)
 }
 
 /// Close the thread's innermost group; if it is the outermost, run what it holds.
@@ -34,5 +34,5 @@ pub extern "C" fn ringGroupStart() -> ringResult_t {
 /// Errors: `ringInvalidUsage` without a matching `ringGroupStart`, and those of the calls.
 #[unsafe(no_mangle)]
 pub extern "C" fn ringGroupEnd() -> ringResult_t {
-    run(enqueue::group_end)
+    run(dispatch::group_end)
 }

@@ -6,5 +6,5 @@ pub mod red_op;
 pub mod stream;
 pub mod vector;
 
-pub(super) mod enqueue;
-mod request;
+mod arg_check;
+pub(super) mod dispatch;

@@ -3,8 +3,8 @@
 //! Counts and displacements are in elements, one per rank, and read before the function returns.
 #![allow(unsafe_code)]
 
-use super::enqueue::{RequestedWork, submit};
-use super::request::CollectiveRequest;
+use super::arg_check::CollectiveRequest;
+use super::dispatch::{RequestedWork, submit};
 use crate::communicator::{Call, VectorCounts};
 use crate::error::Result;
 use crate::ffi::boundary::run_call;

@@ -72,7 +72,7 @@ pub fn resolve_or_parent(raw: *const ringConfig_t) -> Result<Option<Config>> {
 }
 
 fn of_child(environment: Config) -> Config {
-    Config { seat: DeviceChoice::Current, interfaces: None, family: None, ..environment }
+    Config { device: DeviceChoice::Current, interfaces: None, family: None, ..environment }
 }
 
 fn resolve_from(mut base: Config, raw: *const ringConfig_t) -> Result<Config> {
@@ -135,7 +135,7 @@ fn apply(fields: &ringConfig_t, config: &mut Config) -> Result<()> {
         config.nsocks = sockets as usize;
     }
     if let Some(device) = field("device", fields.device.into(), -1, i32::MAX.into())? {
-        config.seat =
+        config.device =
             if device < 0 { DeviceChoice::Host } else { DeviceChoice::Device(device as i32) };
     }
     if let Some(interfaces) = convert::text(fields.interfaces, "config.interfaces")? {
@@ -198,20 +198,20 @@ mod tests {
             tuning_file: Some("costs".into()),
             protection: Protection::Encrypted,
             nsocks: 3,
-            seat: DeviceChoice::Device(5),
+            device: DeviceChoice::Device(5),
             init_timeout_ms: Some(70),
             interfaces: Some("eth".into()),
             ports: Some(7..=9),
             ..Config::default()
         };
         assert_eq!(config.unwrap(), wanted);
-        assert_eq!(applied(|raw| raw.device = -1).unwrap().seat, DeviceChoice::Host);
+        assert_eq!(applied(|raw| raw.device = -1).unwrap().device, DeviceChoice::Host);
     }
 
     #[test]
     fn a_child_does_not_ask_the_environment_where_its_parent_is() {
         let environment = Config {
-            seat: DeviceChoice::Host,
+            device: DeviceChoice::Host,
             interfaces: Some("eth".into()),
             family: Some(crate::config::AddressFamily::V6),
             nsocks: 3,

@@ -1,12 +1,12 @@
 //! Communicators of ranks that a launcher, a user or a URL brings together.
 #![allow(unsafe_code)]
 
-use super::{config, creation};
+use super::{config, grouped_creation};
 use crate::bootstrap::rendezvous::{detect, launched};
-use crate::communicator::{Communicator, gpu::seat_here};
+use crate::communicator::{Communicator, gpu::pin_current_device};
 use crate::error::{Error, Result};
 use crate::ffi::boundary::run;
-use crate::ffi::calls::enqueue::refuse;
+use crate::ffi::calls::dispatch::refuse;
 use crate::ffi::convert;
 use crate::ffi::types::*;
 use std::ffi::{c_char, c_int};
@@ -64,8 +64,8 @@ fn init_url(
     let (rank, nranks) = (given(rank, "rank")?, given(nranks, "nranks")?);
     let found = detect(variable, url.as_deref(), rank, nranks)?;
     let mut config = config::resolve(config)?;
-    seat_here(&mut config);
-    creation::create(out, config.debug, None, move || {
+    pin_current_device(&mut config);
+    grouped_creation::create(out, config.debug, None, move || {
         Communicator::init_found(&found, &config).map(Some)
     })
 }

@@ -1,13 +1,13 @@
 //! Communicators: made, divided, ended.
 #![allow(unsafe_code)]
 
-use super::{config, creation};
+use super::{config, grouped_creation};
 use crate::communicator::{self, Communicator};
 use crate::config::{Config, DeviceChoice};
 use crate::error::{Error, Result};
 use crate::ffi::boundary::{failed, run, run_call, run_on};
-use crate::ffi::calls::enqueue;
-use crate::ffi::calls::enqueue::refuse;
+use crate::ffi::calls::dispatch;
+use crate::ffi::calls::dispatch::refuse;
 use crate::ffi::convert;
 use crate::ffi::object::{self, COMMUNICATORS, Comm};
 use crate::ffi::types::*;
@@ -91,8 +91,8 @@ fn init_rank(
     let rank = convert::rank(rank, nranks, "rank")?;
     let id = convert::unique_id(&id)?;
     let mut config = config::resolve(config)?;
-    communicator::gpu::seat_here(&mut config);
-    creation::create(out, config.debug, None, move || {
+    communicator::gpu::pin_current_device(&mut config);
+    grouped_creation::create(out, config.debug, None, move || {
         Communicator::init_rank(nranks, &id, rank, &config).map(Some)
     })
 }
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn ringCommInitAll(
         let config = config::resolve(std::ptr::null())?;
         let made = Communicator::init_all_on(&seats, &config)?;
         let made = made.into_iter().map(|one| (Some(one), config.debug)).collect();
-        for (out, handle) in outs.into_iter().zip(creation::handles(made)?) {
+        for (out, handle) in outs.into_iter().zip(grouped_creation::handles(made)?) {
             out.set(handle);
         }
         Ok(())
@@ -185,7 +185,7 @@ pub unsafe extern "C" fn ringCommSplit(
         let config = config::resolve_or_parent(config)?;
         let parent = Arc::clone(&comm.communicator);
         let debug = config.as_ref().map_or(comm.debug, |config| config.debug);
-        creation::create(out, debug, Some(&comm.communicator), move || {
+        grouped_creation::create(out, debug, Some(&comm.communicator), move || {
             parent.split(color, key, config.as_ref())
         })
     })
@@ -257,7 +257,7 @@ pub unsafe extern "C" fn ringCommShrink(
         let config = config::resolve_or_parent(config)?;
         let parent = Arc::clone(&comm.communicator);
         let debug = config.as_ref().map_or(comm.debug, |config| config.debug);
-        creation::create(out, debug, Some(&comm.communicator), move || {
+        grouped_creation::create(out, debug, Some(&comm.communicator), move || {
             parent.shrink(&excluded, config.as_ref()).map(Some)
         })
     })
@@ -284,7 +284,7 @@ pub unsafe extern "C" fn ringCommFinalize(comm: ringComm_t) -> ringResult_t {
 
 /// Refuse to wait for calls that this thread itself keeps back in its open group.
 fn releasable(communicator: &Arc<Communicator>) -> Result<()> {
-    if enqueue::in_group() && Arc::strong_count(communicator) > 1 {
+    if dispatch::in_group() && Arc::strong_count(communicator) > 1 {
         return Err(Error::usage(
             "calls of this communicator may still be waiting for this thread's ringGroupEnd; end \
              the group first",
@@ -326,7 +326,7 @@ pub unsafe extern "C" fn ringCommDestroy(comm: ringComm_t) -> ringResult_t {
         let none = || object::not_a("communicator", comm.cast());
         releasable(&object::enter(comm)?.communicator)?;
         let closing = COMMUNICATORS.bar(comm.cast()).ok_or_else(none)?;
-        closing.settle();
+        closing.drain();
         let finalized = match closing.communicator.async_error() {
             None => finalize(&closing),
             Some(_) => Ok(()),

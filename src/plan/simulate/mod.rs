@@ -17,8 +17,8 @@
 //! ([`SimulationError::TooLarge`]). Of many slices the first few are run and the rest follow at
 //! their pace.
 
-mod clock;
 mod packed;
+mod run;
 
 use super::topology::Topology;
 use super::{Collective, Plan};
@@ -162,7 +162,7 @@ fn run(
     }
     let slices = (chunk_bytes * packed.longest_span()).div_ceil(machine.slot_bytes).max(1);
     let slice_bytes = chunk_bytes as f64 / slices as f64;
-    let run = |slices| clock::run(&packed, nranks, slice_bytes, slices, machine, hosts);
+    let run = |slices| run::run(&packed, nranks, slice_bytes, slices, machine, hosts);
     let time_us = if slices <= RUN_SLICES {
         run(slices)?
     } else {
@@ -207,9 +207,9 @@ fn representatives(
 
 /// Where hosts have equally many ranks that follow each other: how many.
 fn ranks_of_each_host(topology: &Topology) -> Option<usize> {
-    let (least, nranks) = (topology.least(), topology.nranks());
+    let (least, nranks) = (topology.min_per_host(), topology.nranks());
     let is_in_order = |rank| topology.host(rank) == rank / least;
-    (least == topology.most() && (0..nranks).all(is_in_order)).then_some(least)
+    (least == topology.max_per_host() && (0..nranks).all(is_in_order)).then_some(least)
 }
 
 /// Whether the plan of rank 0 and that of the last rank like it, turned by a multiple of `alike`

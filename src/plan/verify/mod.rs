@@ -12,18 +12,18 @@
 //! written; an input is never read after an output in place has replaced it; and no rank waits for
 //! ever. It runs one slice more than a connection has slots, so that every slot is used again.
 
-mod memory;
-mod network;
+mod message_queues;
 mod pipeline;
 mod run;
+mod symbolic_memory;
 
 #[cfg(test)]
 use super::Step;
 use super::topology::Topology;
 use super::{Collective, End, Plan, Span};
-use memory::Value;
 pub use pipeline::verify_pipelined;
 use std::fmt;
+use symbolic_memory::Value;
 
 /// Where the output lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -172,9 +172,9 @@ pub fn verify(
 pub fn formed_by_hosts(topology: &Topology, chunk: usize) -> u64 {
     let part = |host: usize| {
         let inputs = topology.ranks(host).iter().map(|&rank| Value::input(rank, chunk));
-        memory::reduced(inputs, chunk)
+        symbolic_memory::reduced(inputs, chunk)
     };
-    memory::reduced((0..topology.nhosts()).map(part), chunk).expression
+    symbolic_memory::reduced((0..topology.nhosts()).map(part), chunk).expression
 }
 
 fn malformed(rank: usize, step: Option<usize>, what: impl Into<String>) -> Violation {

@@ -1,7 +1,7 @@
 //! The symbolic run: every rank goes on until it must wait; whoever it wakes goes on next.
 
-use super::memory::{RankMemory, Value, reduced};
-use super::network::{MessageQueues, PlanMessage};
+use super::message_queues::{MessageQueues, PlanMessage};
+use super::symbolic_memory::{RankMemory, Value, reduced};
 use super::{Fault, Placement, Report, Violation, Wait};
 use crate::plan::{Collective, End, Plan, Step};
 use std::rc::Rc;

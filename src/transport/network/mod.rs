@@ -11,14 +11,14 @@
 //! threads bring, such as sockets or completions, comes in through the implementation's own inbox.
 //!
 //! **Progress.** Every call may make some, and none waits but [`Endpoint::sleep`].
-//! [`Endpoint::flush`] sends what was posted, [`Connection::try_wait`] takes in what came. Nothing
+//! [`Endpoint::flush`] sends what was posted, [`Connection::peek`] takes in what came. Nothing
 //! moves between calls, unless the hardware moves it.
 //!
 //! **Order.** Messages to one peer arrive in the order in which they were posted. Peers are
 //! independent of each other.
 //!
 //! **Memory.** A slot from [`Connection::try_reserve`] is the caller's until [`Connection::post`].
-//! A message from [`Connection::try_wait`] stays where it is until [`Connection::free`]. The
+//! A message from [`Connection::peek`] stays where it is until [`Connection::free`]. The
 //! caller's own memory is read from [`Connection::send_from`] until [`Connection::is_written`], or
 //! until [`Endpoint::settle`] has named it. It is written from [`Connection::receive_at`] until the
 //! message has come or [`Connection::receive_anywhere`]. Nothing is kept after that.
@@ -77,9 +77,9 @@ pub trait Connection {
     fn receive_anywhere(&mut self);
 
     /// The next message, if it has come, and whether it lies where it was wanted.
-    fn try_wait(&mut self) -> Option<(ReceivedMessage, bool)>;
+    fn peek(&mut self) -> Option<(ReceivedMessage, bool)>;
 
-    /// The message that [`Connection::try_wait`] gave is read.
+    /// The message that [`Connection::peek`] gave is read.
     fn free(&mut self);
 }
 
@@ -89,10 +89,10 @@ pub trait Endpoint: Send {
     fn connection(&mut self, peer: usize) -> &mut dyn Connection;
 
     /// How long the messages of plans are.
-    fn steps(&self) -> Lengths;
+    fn step_lengths(&self) -> Lengths;
 
     /// How long the user's own messages are.
-    fn messages(&self) -> Lengths;
+    fn message_lengths(&self) -> Lengths;
 
     /// Whether [`Connection::send_from`] sends from where the bytes lie, without a copy.
     fn is_zero_copy(&self) -> bool;

@@ -108,7 +108,7 @@ impl TcpConnection {
     /// over the others.
     pub fn end(&self) {
         if self.lanes.len() == 1 || self.is_delivered() {
-            self.lanes.iter().for_each(DataSocket::end);
+            self.lanes.iter().for_each(DataSocket::shutdown_write);
         }
     }
 
@@ -122,13 +122,13 @@ impl TcpConnection {
     }
 
     /// See whether anybody is at the other end, which writing and reading do not tell.
-    pub fn look(&mut self) {
+    pub fn check_liveness(&mut self) {
         if self.lanes.iter_mut().any(DataSocket::is_silent) {
-            self.breaks("nobody at its other end has answered for seconds");
+            self.mark_broken("nobody at its other end has answered for seconds");
         }
     }
 
-    pub fn breaks(&mut self, why: &str) {
+    pub fn mark_broken(&mut self, why: &str) {
         let (why, since) = (why.to_string(), Instant::now());
         let (is_asked, is_explained) = (false, false);
         self.broken.get_or_insert(Breach { why, since, is_asked, is_explained });
@@ -180,7 +180,7 @@ impl Connection for TcpConnection {
             self.flush();
         }
         // SAFETY: the caller's promise.
-        let lent = unsafe { self.outbound.lend(stamp, payload, length) };
+        let lent = unsafe { self.outbound.send_zero_copy(stamp, payload, length) };
         if lent {
             self.flush();
         }
@@ -193,7 +193,7 @@ impl Connection for TcpConnection {
         }
         for lane in &mut self.lanes {
             if let Err(why) = lane.write(&mut self.outbound) {
-                return self.breaks(&why.to_string());
+                return self.mark_broken(&why.to_string());
             }
         }
     }
@@ -210,7 +210,7 @@ impl Connection for TcpConnection {
         self.inbound.want_nowhere();
     }
 
-    fn try_wait(&mut self) -> Option<(ReceivedMessage, bool)> {
+    fn peek(&mut self) -> Option<(ReceivedMessage, bool)> {
         let ready = self.inbound.ready();
         if ready.is_some() {
             return ready;
@@ -232,7 +232,7 @@ impl Connection for TcpConnection {
             if matches!(why, SocketBroken::Damaged(_)) {
                 self.ended = Ended::MAX;
             }
-            self.breaks(&why.to_string());
+            self.mark_broken(&why.to_string());
         }
         self.inbound.ready()
     }
@@ -297,12 +297,10 @@ mod tests {
         first.write_all(&message(1)).unwrap();
         drop(first);
         for _ in 0..2 {
-            until(&mut connection, |connection| connection.try_wait().is_some());
+            until(&mut connection, |connection| connection.peek().is_some());
             connection.free();
         }
-        until(&mut connection, |connection| {
-            connection.try_wait().is_none() && connection.is_broken()
-        });
+        until(&mut connection, |connection| connection.peek().is_none() && connection.is_broken());
     }
 
     #[test]
@@ -311,17 +309,15 @@ mod tests {
         // No time passes.
         let now = Instant::now();
         drop(first);
-        until(&mut connection, |connection| {
-            connection.try_wait().is_none() && connection.is_broken()
-        });
+        until(&mut connection, |connection| connection.peek().is_none() && connection.is_broken());
         connection.explained();
         assert!(connection.breach(now).is_none(), "the other lane is open");
         second.write_all(&message(0)).unwrap();
-        until(&mut connection, |connection| connection.try_wait().is_some());
+        until(&mut connection, |connection| connection.peek().is_some());
         connection.free();
         drop(second);
         until(&mut connection, |connection| {
-            connection.try_wait().is_none() && connection.breach(now).is_some()
+            connection.peek().is_none() && connection.breach(now).is_some()
         });
     }
 
@@ -337,13 +333,13 @@ mod tests {
         let now = Instant::now();
         drop(ends);
         until(&mut connection, |connection| {
-            connection.try_wait().is_none()
+            connection.peek().is_none()
                 && connection.ended.count_ones() as usize == connection.lanes.len() - 1
         });
         connection.explained();
         assert!(connection.breach(now).is_none(), "the first lane is open");
         first.write_all(&message(0)).unwrap();
-        until(&mut connection, |connection| connection.try_wait().is_some());
+        until(&mut connection, |connection| connection.peek().is_some());
     }
 
     #[test]
@@ -365,8 +361,6 @@ mod tests {
         let (mut connection, [mut first, _second]) = connection();
         first.write_all(&message(0)[..9]).unwrap();
         drop(first);
-        until(&mut connection, |connection| {
-            connection.try_wait().is_none() && connection.is_broken()
-        });
+        until(&mut connection, |connection| connection.peek().is_none() && connection.is_broken());
     }
 }

@@ -114,7 +114,7 @@ impl DataSocket {
     }
 
     /// Say that nothing more is written, so that the other end acknowledges at once what came.
-    pub fn end(&self) {
+    pub fn shutdown_write(&self) {
         // One that has ended already is no harm.
         let _ = shutdown(&self.socket, Shutdown::Write);
     }
@@ -129,7 +129,7 @@ impl DataSocket {
 
     /// Whether nothing that is written is acknowledged any more, however often it is sent.
     pub fn is_silent(&mut self) -> bool {
-        self.silence.is_at(self.socket.as_raw_fd())
+        self.silence.is_silent(self.socket.as_raw_fd())
     }
 
     /// Write what is posted, as far as the socket takes it.

@@ -40,7 +40,7 @@ pub trait Connect: Send {
     fn connect(&self, peer: usize);
 
     /// Find out why the connection to `peer` has ended; called once. What there is to know shows
-    /// where a watch looks before [`SocketInbox::explain`] is called.
+    /// where a watch looks before [`SocketInbox::report_explained`] is called.
     fn ask(&self, peer: usize);
 }
 
@@ -73,13 +73,13 @@ impl SocketInbox {
     }
 
     /// The connection to `peer` could not be made.
-    pub fn fail(&self, peer: usize, why: String) {
+    pub fn report_failure(&self, peer: usize, why: String) {
         self.failures.lock().push((peer, why));
         self.fill();
     }
 
     /// What there is to know of the end of the connection to `peer` is known.
-    pub fn explain(&self, peer: usize) {
+    pub fn report_explained(&self, peer: usize) {
         self.explained.lock().push(peer);
         self.fill();
     }
@@ -224,7 +224,7 @@ impl TcpEndpoint {
         }
         for (peer, why) in std::mem::take(&mut *self.inbox.failures.lock()) {
             if let Some(connection) = &mut self.connections[peer] {
-                connection.breaks(&why);
+                connection.mark_broken(&why);
             }
         }
         for peer in std::mem::take(&mut *self.inbox.explained.lock()) {
@@ -242,7 +242,7 @@ impl TcpEndpoint {
             self.connect.ask(peer);
         }
         // Who only sends reads here how the lanes end.
-        let _ = connection.try_wait();
+        let _ = connection.peek();
         connection.breach(Instant::now())
     }
 
@@ -251,7 +251,10 @@ impl TcpEndpoint {
         let now = Instant::now();
         if now >= self.next_look {
             self.next_look = now + LOOK;
-            self.connections.iter_mut().flatten().for_each(|connection| connection.look());
+            self.connections
+                .iter_mut()
+                .flatten()
+                .for_each(|connection| connection.check_liveness());
         }
     }
 }
@@ -261,11 +264,11 @@ impl Endpoint for TcpEndpoint {
         self.tcp_connection(peer)
     }
 
-    fn steps(&self) -> Lengths {
+    fn step_lengths(&self) -> Lengths {
         self.settings.steps
     }
 
-    fn messages(&self) -> Lengths {
+    fn message_lengths(&self) -> Lengths {
         self.settings.messages
     }
 

@@ -107,7 +107,12 @@ impl Outbound {
     ///
     /// # Safety
     /// `payload` is valid for `length` bytes until [`Outbound::is_written`].
-    pub unsafe fn lend(&mut self, stamp: &Stamp, payload: *const u8, length: usize) -> bool {
+    pub unsafe fn send_zero_copy(
+        &mut self,
+        stamp: &Stamp,
+        payload: *const u8,
+        length: usize,
+    ) -> bool {
         if !self.has_room() {
             return false;
         }
@@ -251,7 +256,7 @@ mod tests {
         let mut outbound = outbound(Protection::Clear);
         let mut user = [1u8; 32];
         // SAFETY: the buffer outlives the test's use of it.
-        assert!(unsafe { outbound.lend(&Stamp::default(), user.as_mut_ptr(), 32) });
+        assert!(unsafe { outbound.send_zero_copy(&Stamp::default(), user.as_mut_ptr(), 32) });
         let reserved = outbound.try_reserve(8).unwrap();
         outbound.settle(user.as_ptr(), 32);
         user.fill(2);
@@ -268,7 +273,7 @@ mod tests {
         outbound.try_reserve(8).unwrap();
         for _ in 0..2 {
             // SAFETY: the buffer outlives the test's use of it.
-            assert!(unsafe { outbound.lend(&Stamp::default(), user.as_ptr(), 32) });
+            assert!(unsafe { outbound.send_zero_copy(&Stamp::default(), user.as_ptr(), 32) });
         }
         outbound.settle(user.as_ptr(), 32);
         assert_ne!(outbound.message(0).payload, outbound.message(1).payload);
@@ -281,7 +286,7 @@ mod tests {
         let mut user = [1u8; 32];
         let address = user.as_mut_ptr();
         // SAFETY: the buffer outlives the test's use of it.
-        assert!(unsafe { outbound.lend(&Stamp::default(), address, 32) });
+        assert!(unsafe { outbound.send_zero_copy(&Stamp::default(), address, 32) });
         outbound.settle(address.wrapping_add(32), 1);
         assert_eq!(outbound.message(0).payload, address, "next to it is not in it");
         outbound.settle(address.wrapping_add(31), 1);

@@ -1,7 +1,7 @@
 use super::*;
 use crate::bootstrap::tcp::connect::Dial;
 use crate::bootstrap::tcp::hello::ROOT;
-use crate::bootstrap::tcp::io::{ByteStream, is_not_yet};
+use crate::bootstrap::tcp::stream_traits::{ByteStream, is_not_yet};
 use std::thread;
 
 /// Longer than any test takes on a busy machine.

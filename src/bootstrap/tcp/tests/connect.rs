@@ -1,6 +1,6 @@
 use super::*;
 use crate::bootstrap::tcp::hello::{ANYONE, Purpose};
-use crate::bootstrap::tcp::io::ByteStream;
+use crate::bootstrap::tcp::stream_traits::ByteStream;
 use crate::os::tcp_liveness::AckWatch;
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -43,7 +43,7 @@ impl Network for Wires {
 
     fn watch(&self, _: &Wire) {}
 
-    fn ask(&self, _: &Wire) {}
+    fn enable_keepalive(&self, _: &Wire) {}
 
     fn is_silent(&self, _: &Wire, _: &mut AckWatch) -> bool {
         false
@@ -114,7 +114,7 @@ impl Network for Parted {
 
     fn watch(&self, _: &Way) {}
 
-    fn ask(&self, _: &Way) {}
+    fn enable_keepalive(&self, _: &Way) {}
 
     fn is_silent(&self, _: &Way, _: &mut AckWatch) -> bool {
         false
@@ -129,7 +129,7 @@ fn ends(to: &[&str], silent: &[&str], was_open: bool) -> Option<Duration> {
     let greeting = Hello { purpose, rank, to: 0, nranks: 2, lane: 0, note: 0 };
     let (begin, mut network) = (Instant::now(), Parted(Wires::default(), addresses(silent)));
     let dial = Connecting::new(secret, &addresses(to), greeting, begin, begin + 100 * ATTEMPT);
-    let mut dial = if was_open { dial.where_open() } else { dial };
+    let mut dial = if was_open { dial.fail_if_refused() } else { dial };
     let mut now = begin;
     while now < begin + 60 * ATTEMPT {
         match dial.advance(now, &mut network) {
@@ -160,7 +160,7 @@ fn who_answers_nothing_is_asked_anew_when_it_is_time_and_no_later() {
     let greeting = Hello { purpose, rank, to: 0, nranks: 2, lane: 0, note: 0 };
     let (begin, mut network) = (Instant::now(), Parted(Wires::default(), to.to_vec()));
     let dial = Connecting::new(secret, &to, greeting, begin, begin + 100 * ATTEMPT);
-    let mut dial = dial.where_open();
+    let mut dial = dial.fail_if_refused();
     assert!(dial.advance(begin, &mut network).unwrap().is_none());
     assert_eq!(dial.next_deadline(), begin + ATTEMPT, "nothing arrives that would wake anybody");
     assert!(dial.advance(begin + ATTEMPT, &mut network).unwrap().is_none());
@@ -197,7 +197,7 @@ impl Network for Fading {
 
     fn watch(&self, _: &Fade) {}
 
-    fn ask(&self, _: &Fade) {}
+    fn enable_keepalive(&self, _: &Fade) {}
 
     fn is_silent(&self, _: &Fade, _: &mut AckWatch) -> bool {
         false
@@ -215,7 +215,7 @@ fn a_host_that_falls_silent_once_it_has_answered_is_not_waited_for() {
         let (begin, mut network) = (Instant::now(), Fading(Some(end)));
         let (secret, greeting) = (secret.clone(), greeting.clone());
         let dial = Connecting::new(secret, &to, greeting, begin, begin + 100 * ATTEMPT);
-        let mut dial = dial.where_open();
+        let mut dial = dial.fail_if_refused();
         assert!(dial.advance(begin, &mut network).unwrap().is_none());
         let mut now = begin + 8 * ATTEMPT;
         while let Ok(arrival) = dial.advance(now, &mut network) {
@@ -254,7 +254,7 @@ impl Network for Rude {
 
     fn watch(&self, _: &Line) {}
 
-    fn ask(&self, _: &Line) {}
+    fn enable_keepalive(&self, _: &Line) {}
 
     fn is_silent(&self, _: &Line, _: &mut AckWatch) -> bool {
         false

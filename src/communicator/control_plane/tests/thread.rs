@@ -277,7 +277,7 @@ fn who_is_asked_tells_what_it_has_not_told_yet() {
     let connector = ranks[0].engine.as_ref().unwrap().connector();
     let mut network = TcpEndpoint::new(0, 9, settings, ranks[0].inbox.clone(), connector);
     ranks[3].pages.mine().fail(2, "a text");
-    network.tcp_connection(3).breaks("it has ended");
+    network.tcp_connection(3).mark_broken("it has ended");
     let (started, mirror) = (Instant::now(), ranks[0].pages.of(3));
     while network.failure(3).is_none() || mirror.life() != Life::Failed {
         assert!(started.elapsed() < Duration::from_secs(30), "no answer");

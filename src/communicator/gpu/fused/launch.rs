@@ -6,15 +6,17 @@
 //! on a device each, every rank's on its own stream, and no stream waits for another.
 #![allow(unsafe_code)]
 
-use super::barrier::{BarrierOutcome, BarrierState, Decision, DeviceReach, RankCall, RankDevice};
-use crate::communicator::gpu::capture::refuse_capture;
+use super::launch_barrier::{
+    BarrierOutcome, BarrierState, Decision, DeviceReach, RankCall, RankDevice,
+};
 use crate::communicator::gpu::p2p::threads::{P2pCall, P2pThreads, RankLaunch};
+use crate::communicator::gpu::refuse_capture::refuse_capture;
 use crate::device::cuda::{
     Capture, Event, Fused, Kernels, MOST_SCALED, PER_THREAD_STREAM, RawStream, in_one_order, wait,
 };
 use crate::error::{Error, Result};
 use crate::executor::device_p2p::{KernelPath, KernelWork};
-use crate::executor::device_pieces::{PieceShape, RankBuffers, fits, pieces};
+use crate::executor::device_work::{PieceShape, RankBuffers, fits, pieces};
 use crate::plan::Collective;
 use crate::types::ReduceOp;
 
@@ -93,7 +95,7 @@ fn work(
             let places: Vec<RankBuffers> = arrivals.iter().map(|arrival| arrival.place).collect();
             let scalars: Vec<f64> = arrivals.iter().map(|arrival| arrival.scalar).collect();
             let work = call.work(chosen.way, &places, &scalars);
-            wait_for_each_other(parties, leaders, p2p_threads, &work)?;
+            launch_waiting_kernels(parties, leaders, p2p_threads, &work)?;
             return Ok(BarrierOutcome::Done);
         }
     }
@@ -114,7 +116,7 @@ fn work(
 }
 
 /// Launch kernels that wait: each rank's on its own stream, or all in one launch between events.
-fn wait_for_each_other(
+fn launch_waiting_kernels(
     parties: &[Participant],
     leaders: &[usize],
     p2p_threads: &mut P2pThreads,

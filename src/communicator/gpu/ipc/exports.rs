@@ -220,12 +220,12 @@ impl Exports {
     }
 
     /// Whether this call has named what was not opened yet.
-    pub fn has_closed(&self) -> bool {
+    pub fn has_unopened(&self) -> bool {
         self.offered.iter().any(|export| export.used == self.calls && !export.is_open)
     }
 
     /// All that this call has named is open.
-    pub fn are_open(&mut self) {
+    pub fn mark_open(&mut self) {
         let named = self.offered.iter_mut().filter(|export| export.used == self.calls);
         named.for_each(|export| export.is_open = true);
     }

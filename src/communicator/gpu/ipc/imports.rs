@@ -7,10 +7,12 @@
 //! in this process, by whichever communicator ("already mapped"). Then all that nothing uses is
 //! closed, of all communicators; what is still offered is opened again when a call names it.
 
-use super::exchange::Talk;
 use super::exports::BufferRef;
+use super::peer_values::PeerValues;
 use crate::communicator::memory::peer_regions::Parcel;
-use crate::device::cuda::{Address, Carrier, DeferredFree, Device, Event, Imported, Shareable};
+use crate::device::cuda::{
+    Address, DeferredFree, Device, Event, HandleType, Imported, IpcMemHandle,
+};
 use crate::error::{Error, Result};
 use crate::executor::control_block::device;
 use crate::executor::links::DevicePages;
@@ -111,18 +113,18 @@ impl IpcImports {
         device: &Arc<Device>,
         pages: &DevicePages,
         (peer, number): (usize, u64),
-        talk: &mut Talk,
+        talk: &mut PeerValues,
     ) -> Result<Result<()>> {
         self.close_stale(pages);
         let shared = offered(pages, peer, number)?;
         let memory = if shared.pieces == 0 {
-            let (handle, bytes) = (Shareable(shared.handle), shared.bytes as usize);
+            let (handle, bytes) = (IpcMemHandle(shared.handle), shared.bytes as usize);
             let opened = DeferredFree::new_or_none(|| imported(device, handle, bytes))?;
             let Some(memory) = opened else { return Ok(Err(still_open(peer))) };
             memory
         } else {
             let parcel = talk.memory.take(peer, number, shared.pieces as usize);
-            let carrier = Carrier::of(shared.handle[0]);
+            let carrier = HandleType::of(shared.handle[0]);
             let is_whole = |parcel: &Parcel| {
                 let sum = |sum: usize, piece: &(usize, _)| sum.checked_add(piece.0);
                 parcel.iter().try_fold(0, sum) == Some(shared.bytes as usize)
@@ -148,7 +150,11 @@ impl IpcImports {
 
 /// Open another process's memory of so many bytes, for which all may be closed that nothing uses;
 /// `None` where the driver opens it not even then. The context is current.
-pub fn imported(device: &Arc<Device>, handle: Shareable, bytes: usize) -> Result<Option<Imported>> {
+pub fn imported(
+    device: &Arc<Device>,
+    handle: IpcMemHandle,
+    bytes: usize,
+) -> Result<Option<Imported>> {
     let imported = Imported::new(device, handle, bytes)?;
     if imported.is_some() {
         return Ok(imported);

@@ -18,10 +18,10 @@
 //! every survivor writes in its place.
 #![allow(unsafe_code)]
 
-pub(in crate::communicator) mod exchange;
+mod device_leader;
 mod exports;
 pub(super) mod imports;
-mod leader;
+pub(in crate::communicator) mod peer_values;
 mod probe;
 mod watchdog;
 
@@ -31,16 +31,16 @@ use super::fused::launch::has_room;
 use super::p2p::processes::{P2pProcesses, Prepared};
 use super::staging::{NAP, StreamWaitCheck, wait_for};
 use crate::device::cuda::{
-    Address, Capture, Carrier, DeferredFree, Device, Event, Kernels, RawStream, Recording,
-    Registered, wait, wait_value, write_value,
+    Address, Capture, DeferredFree, Device, Event, HandleType, HostRegistration, Kernels,
+    RawStream, Recording, wait, wait_value, write_value,
 };
 use crate::error::{Error, Result};
 use crate::executor::control_block::device::DevicePage;
 use crate::executor::links::{DevicePages, Links, Reach};
 use crate::sync::atomic::{Ordering::SeqCst, fence};
-use exchange::{Plain, Talk};
 use exports::{BufferRef, Exports, Offering};
 use imports::IpcImports;
+use peer_values::{PeerValues, Plain};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use watchdog::DeadProcessWatchdog;
@@ -86,14 +86,14 @@ pub enum OfferedBuffers {
 
 /// A rank's page, as this process's devices address it; mapped as long as they do.
 pub struct Word {
-    registered: Registered,
+    registered: HostRegistration,
     _pages: DevicePages,
 }
 
 impl Word {
     fn of(device: &Arc<Device>, pages: &DevicePages, rank: usize) -> Result<Word> {
         let start = std::ptr::from_ref(pages.of(rank)).cast_mut().cast();
-        let registered = Registered::new(device, start, size_of::<DevicePage>())?;
+        let registered = HostRegistration::new(device, start, size_of::<DevicePage>())?;
         Ok(Word { registered, _pages: pages.clone() })
     }
 
@@ -188,7 +188,7 @@ impl IpcRank {
 
     /// Send peers the pieces of memory that is mapped so, or not: whether they came to all when it
     /// was tried, or an error of that. How calls ran before is forgotten.
-    pub fn send_pieces(&mut self, carrier: Carrier, came: Result<bool>) {
+    pub fn set_carrier_usable(&mut self, carrier: HandleType, came: Result<bool>) {
         match came {
             Ok(true) => self.exports.carriers.add(carrier),
             _ => self.exports.carriers.remove(carrier),
@@ -230,13 +230,13 @@ impl IpcRank {
         call: &Call,
         buffers: OfferedBuffers,
         on: (RawStream, Capture),
-        talk: &mut Talk,
+        talk: &mut PeerValues,
     ) -> Result<bool> {
         let number = self.mine().begin();
         let mut prepared = None;
         let came = match self.way(call, on.1) {
             Ok(None) => self.come(call, buffers, number, talk),
-            Ok(Some(way)) => self.ready(call, buffers, way, on).map(|ready| {
+            Ok(Some(way)) => self.prepare_launch(call, buffers, way, on).map(|ready| {
                 let state = match (&ready, on.1) {
                     (None, _) => UNFIT,
                     (Some(_), Capture::No) => READY,
@@ -256,7 +256,7 @@ impl IpcRank {
         let mut ran = came.and(met);
         if !matches!(ran, Ok(true)) {
             if let (Some(prepared), Some(p2p_processes)) = (prepared, &mut self.p2p_processes) {
-                let passed = p2p_processes.pass(Some(&prepared), on);
+                let passed = p2p_processes.cancel(Some(&prepared), on);
                 ran = ran.and_then(|ran| passed.map(|()| ran));
             }
             if mine.state != UNFIT && on.1 == Capture::No {
@@ -283,7 +283,7 @@ impl IpcRank {
         call: &Call,
         mine: CallOffer,
         (number, prepared, on): (u32, Option<Prepared>, (RawStream, Capture)),
-        talk: &mut Talk,
+        talk: &mut PeerValues,
     ) -> Result<bool> {
         let cards = talk.exchange(mine, 0..self.nranks)?;
         if mine.state == FAILED || mine.state == REFUSED {
@@ -320,7 +320,7 @@ impl IpcRank {
             if !self.all_open(call, &cards, talk)? {
                 return Ok(false);
             }
-            self.exports.are_open();
+            self.exports.mark_open();
         }
         let mut led = Ok(());
         if let Some(part) = self.leaders.iter().position(|leader| *leader == self.rank) {
@@ -356,7 +356,7 @@ impl IpcRank {
         call: &Call,
         buffers: OfferedBuffers,
         number: u32,
-        talk: &mut Talk,
+        talk: &mut PeerValues,
     ) -> Result<CallOffer> {
         let extents = call.extents(self.rank, self.nranks)?;
         if buffers == OfferedBuffers::Unfit || !has_room(call.collective, call.op, self.nranks) {
@@ -387,9 +387,9 @@ impl IpcRank {
             let word = self.words[self.rank].address(DevicePage::BEFORE);
             // SAFETY: the page is registered until `last` has passed.
             unsafe { write_value(&self.device, call.order.stream, word, number)? };
-            self.mine().tell(number);
+            self.mine().announce_write(number);
         }
-        let state = if self.exports.has_closed() { CLOSED } else { FITS };
+        let state = if self.exports.has_unopened() { CLOSED } else { FITS };
         Ok(CallOffer { input, output, scalar: call.scalar, state })
     }
 
@@ -406,9 +406,9 @@ impl IpcRank {
 
     /// Wait, not for ever, until no launch of a peer's uses this rank's memory any more: it has
     /// failed, and its buffers are about to be the caller's again.
-    pub fn see_launches_off(&self, longest: Duration) {
+    pub fn wait_peer_launches(&self, longest: Duration) {
         if self.last.has_passed().is_err() {
-            self.mine().lose();
+            self.mine().mark_lost();
         }
         // Pairs with the fence of a leader's visit: it sees this rank's failure, or its launch is
         // seen here.

@@ -7,18 +7,18 @@
 //! host.
 #![allow(unsafe_code)]
 
-use super::exchange::{Plain, Talk};
+use super::peer_values::{PeerValues, Plain};
 use super::watchdog::DeadProcessWatchdog;
 use super::{IpcRank, OfferedBuffers, Within};
 use crate::bootstrap;
 use crate::communicator::call::{Call, Order};
-use crate::communicator::gpu::p2p::processes::{P2pProcesses, SymmetricBuffer};
+use crate::communicator::gpu::p2p::processes::{P2pProcesses, P2pProcessesConfig};
 use crate::communicator::gpu::staging::wait_for;
 use crate::communicator::gpu::{Gpu, Sharing};
-use crate::communicator::health::watchdog::OpWatchdog;
+use crate::communicator::health::wait_check::OpWaitCheck;
 use crate::device::cuda::{
-    Addresses, Capture, Carrier, Carriers, DeferredFree, Device, DeviceMemory, Event, OwnedStream,
-    PhysicalPiece, Pinned, Recording, copy,
+    Addresses, Capture, Carriers, DeferredFree, Device, DeviceMemory, Event, HandleType,
+    OwnedStream, PhysicalPiece, Pinned, Recording, copy,
 };
 use crate::error::{Error, Result};
 use crate::executor::links::Links;
@@ -52,7 +52,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 
 impl Gpu {
     /// Find out whether the ranks' devices can share memory.
-    pub(in crate::communicator) fn survey(&self, talk: &mut Talk) -> Result<()> {
+    pub(in crate::communicator) fn survey(&self, talk: &mut PeerValues) -> Result<()> {
         let all = 0..talk.links.nranks;
         let mut sharing = self.prepare(talk.links, talk.watch);
         let hello = ProbeHello {
@@ -82,11 +82,11 @@ impl Gpu {
             shared.appoint(leaders, mine, guardian, talk.links);
             let (works, error) = self.tried(shared, None, talk)?;
             let common = hellos.iter().fold(u32::MAX, |common, hello| common & hello.carriers);
-            let common = |carrier: &Carrier| works && Carriers(common).has(*carrier);
-            for carrier in Carrier::ALL.into_iter().filter(common) {
-                shared.send_pieces(carrier, Ok(true));
+            let common = |carrier: &HandleType| works && Carriers(common).has(*carrier);
+            for carrier in HandleType::ALL.into_iter().filter(common) {
+                shared.set_carrier_usable(carrier, Ok(true));
                 let (come, error) = self.tried(shared, Some(carrier), talk)?;
-                shared.send_pieces(carrier, error.map_or(Ok(come), Err));
+                shared.set_carrier_usable(carrier, error.map_or(Ok(come), Err));
             }
             if let Some(error) = error {
                 sharing = Err(error);
@@ -94,7 +94,7 @@ impl Gpu {
                 sharing = Err(Error::Cuda("a rank's device did not pass a probe".into()));
             } else if are_apart(&hellos) {
                 let multiprocessors = hellos.iter().map(|hello| hello.multiprocessors).min();
-                let ground = SymmetricBuffer {
+                let ground = P2pProcessesConfig {
                     device: &self.device,
                     kernels: &shared.kernels,
                     asked: self.asked,
@@ -103,8 +103,8 @@ impl Gpu {
                     pages: shared.pages(),
                     stopper: &self.stopper,
                 };
-                let p2p_processes = P2pProcesses::found(ground, talk)?;
-                shared.join(p2p_processes);
+                let p2p_processes = P2pProcesses::new(ground, talk)?;
+                shared.set_p2p_processes(p2p_processes);
             }
         } else if sharing.is_ok() {
             sharing = Err(Error::Cuda("not all ranks' devices can share memory".into()));
@@ -121,8 +121,8 @@ impl Gpu {
     fn tried(
         &self,
         shared: &mut IpcRank,
-        kind: Option<Carrier>,
-        talk: &mut Talk,
+        kind: Option<HandleType>,
+        talk: &mut PeerValues,
     ) -> Result<(bool, Option<Error>)> {
         let all = 0..talk.links.nranks;
         let (passed, bench) = self.probe(shared, kind, talk);
@@ -156,7 +156,7 @@ impl Gpu {
     fn prepare(
         &self,
         links: &Links,
-        watch: &OpWatchdog,
+        watch: &OpWaitCheck,
     ) -> Result<(IpcRank, Option<DeadProcessWatchdog>)> {
         let kernels = self.kernels.as_ref().map_err(Error::clone)?;
         let shared = IpcRank::prepare(&self.device, kernels, links)?;
@@ -171,8 +171,8 @@ impl Gpu {
     fn probe(
         &self,
         shared: &mut IpcRank,
-        kind: Option<Carrier>,
-        talk: &mut Talk,
+        kind: Option<HandleType>,
+        talk: &mut PeerValues,
     ) -> (Result<bool>, Option<IpcProbe>) {
         match IpcProbe::new(&self.device, kind) {
             Ok(bench) => {
@@ -206,7 +206,7 @@ enum Room {
 }
 
 impl Room {
-    fn new(device: &Arc<Device>, kind: Option<Carrier>) -> Result<Room> {
+    fn new(device: &Arc<Device>, kind: Option<HandleType>) -> Result<Room> {
         let Some(carrier) = kind else { return DeferredFree::of(device, BYTES).map(Room::Plain) };
         let made = DeferredFree::new(|| {
             let piece = PhysicalPiece::new(device, BYTES, Some(carrier))?;
@@ -234,7 +234,7 @@ struct IpcProbe {
 }
 
 impl IpcProbe {
-    fn new(device: &Arc<Device>, kind: Option<Carrier>) -> Result<IpcProbe> {
+    fn new(device: &Arc<Device>, kind: Option<HandleType>) -> Result<IpcProbe> {
         Ok(IpcProbe {
             device: device.clone(),
             stream: OwnedStream::new(device)?,
@@ -249,8 +249,8 @@ impl IpcProbe {
     fn try_call(
         &self,
         shared: &mut IpcRank,
-        kind: Option<Carrier>,
-        talk: &mut Talk,
+        kind: Option<HandleType>,
+        talk: &mut PeerValues,
     ) -> Result<bool> {
         let pattern = |rank: usize, at: usize| (at % 251) as u8 ^ (rank as u8).wrapping_mul(7);
         let (rank, nranks) = (talk.links.rank, talk.links.nranks);

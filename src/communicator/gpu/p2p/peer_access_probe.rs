@@ -5,7 +5,7 @@
 //! on it.
 #![allow(unsafe_code)]
 
-use crate::communicator::gpu::fused::barrier::RankDevice;
+use crate::communicator::gpu::fused::launch_barrier::RankDevice;
 use crate::communicator::gpu::staging::NAP;
 use crate::device::cuda::{
     DeferredFree, Device, DeviceMemory, Event, Fused, Kernels, OwnedStream, Pinned, Recording, copy,
@@ -37,7 +37,7 @@ pub enum Probed {
 }
 
 /// Whether the kernels of `from` read and write the memory of `to`'s device.
-pub fn reaches(from: &RankDevice, to: &RankDevice) -> Result<Probed> {
+pub fn probe_peer_access(from: &RankDevice, to: &RankDevice) -> Result<Probed> {
     let fails = |what: &str| {
         let (from, to) = (from.device.ordinal, to.device.ordinal);
         Probed::Fails(Error::Cuda(format!("CUDA devices {from} and {to}: {what}")))
@@ -105,7 +105,7 @@ fn both_ways(
             let ends = (source.expose_provenance() as u64, target.expose_provenance() as u64);
             copying.add(&[ends.0], &[ends.1], BYTES)?;
             copying.launch()?;
-            passed(&from.device, near)
+            wait_stream(&from.device, near)
         };
         let by_itself = |source: *const u8, target: *mut u8| {
             {
@@ -113,7 +113,7 @@ fn both_ways(
                 // SAFETY: all buffers have the bytes, and stay until the stream has passed.
                 unsafe { copy(&to.device, target, source, BYTES, far.raw())? };
             }
-            passed(&to.device, far)
+            wait_stream(&to.device, far)
         };
         if reads {
             by_itself(out.pointer(), theirs.pointer())?;
@@ -130,7 +130,7 @@ fn both_ways(
 }
 
 /// Wait until a stream is through.
-pub fn passed(device: &Arc<Device>, stream: &OwnedStream) -> Result<()> {
+pub fn wait_stream(device: &Arc<Device>, stream: &OwnedStream) -> Result<()> {
     let event = Event::new(device, Recording::Moment)?;
     let _current = device.enter()?;
     event.record(stream.raw())?;

@@ -6,22 +6,22 @@
 //! launched. Then each launches its own.
 #![allow(unsafe_code)]
 
+use super::kernel_select::ChosenKernelPath;
 use super::processes::{Own, P2pProcesses, Prepared};
-use super::select::ChosenKernelPath;
 use super::threads;
 use crate::communicator::call::Call;
-use crate::communicator::gpu::capture::refuse_capture;
 use crate::communicator::gpu::ipc::{IpcRank, OfferedBuffers};
 use crate::communicator::gpu::is_apart;
+use crate::communicator::gpu::refuse_capture::refuse_capture;
 use crate::device::cuda::{Capture, RawStream, wait, write_value};
 use crate::error::{Error, Result};
 use crate::executor::control_block::device::DevicePage;
 use crate::executor::device_p2p::KernelPath;
-use crate::executor::device_pieces::RankBuffers;
+use crate::executor::device_work::RankBuffers;
 
 impl IpcRank {
     /// The ranks' kernels can wait for each other's, or not, and why.
-    pub fn join(&mut self, p2p_processes: Result<P2pProcesses>) {
+    pub fn set_p2p_processes(&mut self, p2p_processes: Result<P2pProcesses>) {
         match p2p_processes {
             Ok(p2p_processes) => self.p2p_processes = Some(p2p_processes),
             Err(error) => self.alone = Some(error),
@@ -83,7 +83,7 @@ impl IpcRank {
 
     /// Give this rank's stream what its kernel needs; `None` where the kernel does not reach its
     /// buffers.
-    pub(in crate::communicator::gpu) fn ready(
+    pub(in crate::communicator::gpu) fn prepare_launch(
         &mut self,
         call: &Call,
         buffers: OfferedBuffers,
@@ -103,7 +103,7 @@ impl IpcRank {
         match p2p_processes.prepare(&shape(call), way, on) {
             // Without room for its tables a call goes through the host.
             Err(Error::InvalidArgument(_)) if on.1 == Capture::No => {
-                p2p_processes.pass(None, on).map(|()| None)
+                p2p_processes.cancel(None, on).map(|()| None)
             }
             prepared => prepared.map(Some),
         }
@@ -130,7 +130,7 @@ impl IpcRank {
         }
         let _current = self.device.enter()?;
         // Of a rank that leaves and ends before, the others' guardians find its part undone.
-        self.pages().of(self.rank).tell(number);
+        self.pages().of(self.rank).announce_write(number);
         let word = self.words[self.rank].address(DevicePage::BEFORE);
         // SAFETY: the page is registered until `last` has passed.
         unsafe { write_value(&self.device, on.0, word, number)? };

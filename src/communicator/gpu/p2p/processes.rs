@@ -10,22 +10,22 @@
 //! queues that they share: each has half of a device, and every wait has a deadline.
 #![allow(unsafe_code)]
 
-use super::peer_access_probe::passed;
-use super::select::{ChosenKernelPath, GpuSettings, LinkCosts, Ways};
+use super::kernel_select::{ChosenKernelPath, GpuSettings, LinkCosts, Ways};
+use super::peer_access_probe::wait_stream;
+use super::process_calibration::{self, Tried};
 use super::threads::P2pCall;
-use super::trial_processes::{self, Tried};
 use crate::communicator::gpu::abort::Stopper;
-use crate::communicator::gpu::ipc::exchange::{Plain, Talk};
 use crate::communicator::gpu::ipc::imports::{imported, still_open};
+use crate::communicator::gpu::ipc::peer_values::{PeerValues, Plain};
 use crate::communicator::gpu::staging::NAP;
 use crate::device::cuda::{
-    Address, Capture, DeferredFree, Device, DeviceMemory, Imported, Kernels, OwnedStream,
-    RawStream, Shareable, SpinKernelsActive,
+    Address, Capture, DeferredFree, Device, DeviceMemory, Imported, IpcMemHandle, Kernels,
+    OwnedStream, RawStream, SpinKernelsActive,
 };
 use crate::error::{Error, Result};
 use crate::executor::control_block::device::DevicePage;
-use crate::executor::device_p2p::{DeviceComm, KernelPath, KernelWork, P2pSizing, Tabled};
-use crate::executor::device_pieces::RankBuffers;
+use crate::executor::device_p2p::{KernelLauncher, KernelPath, KernelWork, P2pSizing, Tabled};
+use crate::executor::device_work::RankBuffers;
 use crate::executor::links::DevicePages;
 use crate::fork::ForkSafeMutex;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ type Half = [u64; 4];
 impl Plain for Half {}
 
 /// What is known before anything is made. The same on every rank, but for the device.
-pub struct SymmetricBuffer<'a> {
+pub struct P2pProcessesConfig<'a> {
     pub device: &'a Arc<Device>,
     pub kernels: &'a Arc<Kernels>,
     pub asked: GpuSettings,
@@ -85,7 +85,7 @@ struct SharedPart {
     rank: usize,
     /// The ground, until the station has it.
     memory: Option<DeferredFree<DeviceMemory>>,
-    station: Option<DeviceComm>,
+    station: Option<KernelLauncher>,
     /// None before they are opened, and once they are let go.
     grounds: Option<DeferredFree<Grounds>>,
 }
@@ -102,7 +102,7 @@ impl Grounds {
     /// Open all of them, after `own`; those before an error stay open as long as this lives, too.
     fn open(
         &mut self,
-        ground: &SymmetricBuffer,
+        ground: &P2pProcessesConfig,
         geometry: &P2pSizing,
         own: Address,
         handles: &[[u64; 8]],
@@ -114,7 +114,7 @@ impl Grounds {
                 continue;
             }
             let bytes = geometry.ground_bytes();
-            let imported = imported(ground.device, Shareable(*handle), bytes)?;
+            let imported = imported(ground.device, IpcMemHandle(*handle), bytes)?;
             let imported = imported.ok_or_else(|| still_open(peer))?;
             let address = imported.address(0, bytes);
             self.opened.push(imported);
@@ -133,7 +133,7 @@ impl Drop for Grounds {
 }
 
 /// The result of this rank's part, if all ranks could do theirs.
-pub fn agreed<T>(mine: Result<T>, talk: &mut Talk) -> Result<Result<T>> {
+pub fn agreed<T>(mine: Result<T>, talk: &mut PeerValues) -> Result<Result<T>> {
     let all = talk.exchange(u64::from(mine.is_ok()), 0..talk.links.nranks)?;
     Ok(mine.and_then(|mine| match all.iter().position(|able| *able == 0) {
         None => Ok(mine),
@@ -144,7 +144,7 @@ pub fn agreed<T>(mine: Result<T>, talk: &mut Talk) -> Result<Result<T>> {
 impl P2pProcesses {
     /// Make this rank's part, and try it with the others'. All ranks have one, or none, and then
     /// this is why. The error is a peer's that ended it.
-    pub fn found(ground: SymmetricBuffer, talk: &mut Talk) -> Result<Result<P2pProcesses>> {
+    pub fn new(ground: P2pProcessesConfig, talk: &mut PeerValues) -> Result<Result<P2pProcesses>> {
         sweep();
         let (device, nranks) = (ground.device, talk.links.nranks);
         let geometry = P2pSizing::new(nranks, ground.multiprocessors, ground.bytes);
@@ -176,7 +176,7 @@ impl P2pProcesses {
             interlocked: None,
             is_captured: false,
         };
-        match trial_processes::run(&mut p2p_processes, device, talk) {
+        match process_calibration::run(&mut p2p_processes, device, talk) {
             Ok(Tried::Works(pace)) => p2p_processes.ways.pace = pace,
             Ok(Tried::Unready(unready)) => {
                 // No kernel was launched, and none will be.
@@ -192,7 +192,7 @@ impl P2pProcesses {
                 return Err(error);
             }
         }
-        p2p_processes.stopper.appoint(p2p_processes.station().control().clone());
+        p2p_processes.stopper.set(p2p_processes.station().control().clone());
         Ok(Ok(p2p_processes))
     }
 
@@ -246,7 +246,7 @@ impl P2pProcesses {
     }
 
     /// No launch comes of what was prepared, or could not be.
-    pub fn pass(
+    pub fn cancel(
         &mut self,
         prepared: Option<&Prepared>,
         (stream, capture): (RawStream, Capture),
@@ -254,7 +254,7 @@ impl P2pProcesses {
         match prepared {
             // Nothing was given to the stream.
             Some(Prepared { tabled: None, .. }) => Ok(()),
-            _ => self.station_mut().pass(stream, capture),
+            _ => self.station_mut().skip_launch(stream, capture),
         }
     }
 
@@ -280,11 +280,11 @@ impl P2pProcesses {
         unsafe { held.station_mut().launch(&self.kernels, what, stream, capture) }
     }
 
-    pub(super) fn station(&self) -> &DeviceComm {
+    pub(super) fn station(&self) -> &KernelLauncher {
         self.held.as_ref().expect("there until it is let go").station()
     }
 
-    fn station_mut(&mut self) -> &mut DeviceComm {
+    fn station_mut(&mut self) -> &mut KernelLauncher {
         self.held.as_mut().expect("there until it is let go").station_mut()
     }
 
@@ -295,7 +295,7 @@ impl P2pProcesses {
             return self.give_up();
         }
         // None of its own kernels runs any more.
-        self.stopper.dismiss();
+        self.stopper.clear();
         drop(self.interlocked.take());
         self.held.take().into_iter().for_each(SharedPart::leave);
         sweep();
@@ -309,7 +309,7 @@ impl P2pProcesses {
 }
 
 /// Every rank's handle.
-fn exchanged(mine: Shareable, talk: &mut Talk) -> Result<Vec<[u64; 8]>> {
+fn exchanged(mine: IpcMemHandle, talk: &mut PeerValues) -> Result<Vec<[u64; 8]>> {
     let mut handles = vec![[0; 8]; talk.links.nranks];
     for half in [0, 4] {
         let mine: Half = std::array::from_fn(|index| mine.0[half + index]);
@@ -321,7 +321,7 @@ fn exchanged(mine: Shareable, talk: &mut Talk) -> Result<Vec<[u64; 8]>> {
     Ok(handles)
 }
 
-fn does(station: &DeviceComm, nranks: usize, call: &P2pCall, way: KernelPath) -> Result<bool> {
+fn does(station: &KernelLauncher, nranks: usize, call: &P2pCall, way: KernelPath) -> Result<bool> {
     // Pieces are worked on in the peers' buffers.
     let (places, scalars) = (vec![RankBuffers::default(); nranks], vec![1.0; nranks]);
     Ok(way != KernelPath::Pieces && station.does(&call.work(way, &places, &scalars))?)
@@ -331,7 +331,7 @@ fn does(station: &DeviceComm, nranks: usize, call: &P2pCall, way: KernelPath) ->
 fn offered(
     device: &Arc<Device>,
     geometry: &P2pSizing,
-) -> Result<(DeferredFree<DeviceMemory>, Shareable)> {
+) -> Result<(DeferredFree<DeviceMemory>, IpcMemHandle)> {
     let ground = DeferredFree::<DeviceMemory>::of(device, geometry.ground_bytes())?;
     let _current = device.enter()?;
     let address = ground.pointer().expose_provenance() as Address;
@@ -347,15 +347,16 @@ fn offered(
 
 /// The station on all grounds, ready.
 fn station(
-    ground: &SymmetricBuffer,
+    ground: &P2pProcessesConfig,
     geometry: P2pSizing,
     grounds: &Grounds,
     rank: usize,
-) -> Result<DeviceComm> {
+) -> Result<KernelLauncher> {
     let (device, timeout) = (ground.device, ground.asked.timeout);
     let stream = OwnedStream::new(device)?;
-    let made = DeviceComm::new(device, rank, geometry, &grounds.addresses, timeout, stream.raw())?;
-    passed(device, &stream)?;
+    let made =
+        KernelLauncher::new(device, rank, geometry, &grounds.addresses, timeout, stream.raw())?;
+    wait_stream(device, &stream)?;
     Ok(made)
 }
 
@@ -371,10 +372,10 @@ impl SharedPart {
     /// ended it.
     fn ready(
         &mut self,
-        ground: &SymmetricBuffer,
+        ground: &P2pProcessesConfig,
         geometry: P2pSizing,
-        handle: Shareable,
-        talk: &mut Talk,
+        handle: IpcMemHandle,
+        talk: &mut PeerValues,
     ) -> Result<Result<()>> {
         let handles = exchanged(handle, talk)?;
         let own = self.memory.as_ref().expect("a station has none of it yet").pointer();
@@ -400,11 +401,11 @@ impl SharedPart {
         })
     }
 
-    fn station(&self) -> &DeviceComm {
+    fn station(&self) -> &KernelLauncher {
         self.station.as_ref().expect("these processes have one")
     }
 
-    fn station_mut(&mut self) -> &mut DeviceComm {
+    fn station_mut(&mut self) -> &mut KernelLauncher {
         self.station.as_mut().expect("these processes have one")
     }
 
@@ -413,7 +414,7 @@ impl SharedPart {
     fn leave(mut self) {
         /// Ranks that leave do so at about the same time; nobody waits longer for who does not.
         const LONGEST: Duration = Duration::from_millis(200);
-        self.pages.of(self.rank).rest();
+        self.pages.of(self.rank).mark_quiesced();
         if self.grounds.is_none() {
             self.pages.of(self.rank).close();
         }
@@ -441,12 +442,12 @@ impl SharedPart {
     fn retire(self) {
         // What was not ready may still be cleared: nobody else has it.
         drop(self.memory);
-        self.station.into_iter().for_each(DeviceComm::retire);
+        self.station.into_iter().for_each(KernelLauncher::retire);
     }
 
     /// Kernels may come for ever.
     fn give_up(mut self) {
-        self.station.take().into_iter().for_each(DeviceComm::give_up);
+        self.station.take().into_iter().for_each(KernelLauncher::give_up);
         std::mem::forget(self);
     }
 }

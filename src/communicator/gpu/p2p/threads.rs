@@ -8,9 +8,9 @@
 //! the streams that its peers may wait for, and to a second communicator's, not to any number.
 #![allow(unsafe_code)]
 
-use super::select::{ChosenKernelPath, LinkCosts, Ways};
-use super::trial;
-use crate::communicator::gpu::fused::barrier::{RankCall, RankDevice};
+use super::kernel_calibration;
+use super::kernel_select::{ChosenKernelPath, LinkCosts, Ways};
+use crate::communicator::gpu::fused::launch_barrier::{RankCall, RankDevice};
 use crate::config::DEFAULT_BUFF_SIZE;
 use crate::device::cuda::{
     Address, Capture, DeferredFree, DeviceMemory, Event, Kernels, OwnedStream, RawStream,
@@ -18,9 +18,9 @@ use crate::device::cuda::{
 };
 use crate::error::Result;
 use crate::executor::device_p2p::{
-    AbortBlock, DeviceComm, KernelPath, KernelWork, P2pSizing, Tabled, cooperative,
+    AbortBlock, KernelLauncher, KernelPath, KernelWork, P2pSizing, Tabled, cooperative,
 };
-use crate::executor::device_pieces::RankBuffers;
+use crate::executor::device_work::RankBuffers;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 use std::sync::Arc;
@@ -78,7 +78,7 @@ impl RankLaunch<'_> {
 
 /// The ranks of a communicator, ready to launch.
 pub struct P2pThreads {
-    stations: Vec<DeviceComm>,
+    stations: Vec<KernelLauncher>,
     /// All are on one device.
     is_together: bool,
     ways: Ways,
@@ -89,7 +89,7 @@ pub struct P2pThreads {
 impl P2pThreads {
     /// Those of ranks that have a device each, or on one if an algorithm is asked for;
     /// `None` for others. Tries each kind of kernel.
-    pub fn found(rank_devices: &[&RankDevice], ndevices: usize) -> Result<Option<P2pThreads>> {
+    pub fn new(rank_devices: &[&RankDevice], ndevices: usize) -> Result<Option<P2pThreads>> {
         let nranks = rank_devices.len();
         let asked = rank_devices[0].asked;
         let is_together = ndevices == 1 && asked.algorithm.is_some();
@@ -115,7 +115,7 @@ impl P2pThreads {
         let stations = stations(rank_devices, geometry, rank_devices[0].asked.timeout, &streams)?;
         let ways = Ways::new(asked, LinkCosts::default());
         let mut p2p_threads = P2pThreads { stations, is_together, ways, interlocked };
-        p2p_threads.ways.pace = trial::run(&mut p2p_threads, rank_devices, &streams)?;
+        p2p_threads.ways.pace = kernel_calibration::run(&mut p2p_threads, rank_devices, &streams)?;
         Ok(Some(p2p_threads))
     }
 
@@ -179,7 +179,7 @@ impl P2pThreads {
         let tabled = match tabled {
             Ok(tabled) => tabled,
             Err(error) => {
-                all.try_for_each(|(station, part)| station.pass(part.stream, part.capture))?;
+                all.try_for_each(|(station, part)| station.skip_launch(part.stream, part.capture))?;
                 return Err(error);
             }
         };
@@ -212,7 +212,7 @@ fn stations(
     geometry: P2pSizing,
     timeout: Duration,
     streams: &[OwnedStream],
-) -> Result<Vec<DeviceComm>> {
+) -> Result<Vec<KernelLauncher>> {
     let ground = |one: &&RankDevice| DeferredFree::of(&one.device, geometry.ground_bytes());
     let grounds: Vec<DeferredFree<DeviceMemory>> =
         rank_devices.iter().map(ground).collect::<Result<_>>()?;
@@ -223,7 +223,7 @@ fn stations(
     all.map(|(rank, ((rank_device, ground), stream))| {
         let stream = stream.raw();
         let made =
-            DeviceComm::new(&rank_device.device, rank, geometry, &addresses, timeout, stream);
+            KernelLauncher::new(&rank_device.device, rank, geometry, &addresses, timeout, stream);
         made.map(|station| station.on(ground))
     })
     .collect()
@@ -232,9 +232,9 @@ fn stations(
 impl Drop for P2pThreads {
     /// Grounds go together, and only where no kernel of any rank may still come to them.
     fn drop(&mut self) {
-        let is_at_rest = self.stations.iter().all(DeviceComm::is_at_rest);
-        let let_go: fn(DeviceComm) =
-            if is_at_rest { DeviceComm::retire } else { DeviceComm::give_up };
+        let is_at_rest = self.stations.iter().all(KernelLauncher::is_at_rest);
+        let let_go: fn(KernelLauncher) =
+            if is_at_rest { KernelLauncher::retire } else { KernelLauncher::give_up };
         self.stations.drain(..).for_each(let_go);
         if !is_at_rest {
             // What else is freed would wait for those kernels.

@@ -17,7 +17,7 @@ use super::{StreamWaitCheck, wait_until};
 use crate::communicator::call::portions::{CallExtent, Portions, RunOnHost, Side};
 use crate::communicator::call::{Call, Extents, StreamTicket};
 use crate::communicator::gpu::{BufferKinds, Gpu, Sharing};
-use crate::communicator::health::watchdog::OpWatchdog;
+use crate::communicator::health::wait_check::OpWaitCheck;
 use crate::device::cuda::{DeferredFree, Device, Pinned};
 use crate::error::Result;
 use crate::fork::ForkSafeMutex;
@@ -184,7 +184,7 @@ impl Gpu {
         &self,
         call: &Call,
         portions: Option<&Portions>,
-        watch: &OpWatchdog,
+        watch: &OpWaitCheck,
         on_host: &mut RunOnHost,
     ) -> Option<Result<()>> {
         let StreamTicket { last, base } = call.order.ticket?;

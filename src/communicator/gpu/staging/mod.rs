@@ -7,28 +7,28 @@
 //!
 //! Pinned memory comes with the communicator, and holds two portions of a call; what is longer goes
 //! through it in turns ([`portions`]), or, as the batches of two ranks need not be
-//! alike and cannot be cut alike, message by message ([`bounce_buffers`]). Memory is freed with
+//! alike and cannot be cut alike, message by message ([`send_recv_pipeline`]). Memory is freed with
 //! the communicator only: to free it waits for every stream of the device, whatever other libraries
 //! have on them.
 #![allow(unsafe_code)]
 
 pub(in crate::communicator) mod async_calls;
-mod bounce_buffers;
-pub(super) mod driver_calls;
+pub(super) mod driver_deadlock;
 mod portions;
 pub(super) mod send_recv;
+mod send_recv_pipeline;
 
 use super::super::call::{Call, Extents};
 use super::BufferKinds;
 use async_calls::StreamWords;
 
 use crate::communicator::call::portions::{CallExtent, LINE, RunOnHost};
-use crate::communicator::health::watchdog::{CommHealth, OpWatchdog};
+use crate::communicator::health::wait_check::{CommHealth, OpWaitCheck};
 use crate::device::cuda::{
     DeferredFree, Device, Event, Pinned, RawStream, Recording, copy, wait, wait_value, write_value,
 };
 use crate::error::{Error, Result};
-pub use crate::executor::bounce_buffers::NAP;
+pub use crate::executor::bounced_send_recv::NAP;
 use crate::plan::Collective;
 use crate::sync::atomic::{AtomicU32, Ordering::*};
 use crate::transport::wait::WaitCheck;
@@ -85,7 +85,7 @@ impl Staging {
     pub fn new(device: &Arc<Device>, portion_bytes: usize, nranks: usize) -> Result<Staging> {
         let event = || Event::new(device, Recording::Moment);
         let (arrived, left) = ([event()?, event()?], event()?);
-        let numbers = vec![0; bounce_buffers::places(nranks)];
+        let numbers = vec![0; send_recv_pipeline::places(nranks)];
         let words = Arc::new(StreamWords::new(device, numbers.len())?);
         let pinned = Some(DeferredFree::of(device, 2 * portion_bytes)?);
         let (device, is_loose, last) = (device.clone(), false, 0);
@@ -152,7 +152,7 @@ impl Staging {
         call: &Call,
         found: &BufferKinds,
         extents: &Extents,
-        watch: &OpWatchdog,
+        watch: &OpWaitCheck,
         on_host: &mut RunOnHost,
     ) -> Result<()> {
         if !found.sends && !found.receives && call.order.stream.is_null() {
@@ -329,7 +329,7 @@ pub trait StreamWaitCheck {
     fn look(&self, waited: Duration) -> Result<()>;
 }
 
-impl StreamWaitCheck for OpWatchdog<'_> {
+impl StreamWaitCheck for OpWaitCheck<'_> {
     fn look(&self, waited: Duration) -> Result<()> {
         let rank = self.health.pages.rank;
         // Acquire: pairs with the Release in `Communicator::abort`.
@@ -366,7 +366,7 @@ impl StreamWaitCheck for CommHealth {
     }
 }
 
-impl OpWatchdog<'_> {
+impl OpWaitCheck<'_> {
     /// A peer that has failed meanwhile, or is gone.
     fn trouble(&self) -> Result<()> {
         let nranks = self.health.pages.nranks();

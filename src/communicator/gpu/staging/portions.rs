@@ -16,7 +16,7 @@ use super::{Staging, wait_for};
 use crate::communicator::call::Call;
 use crate::communicator::call::portions::{CallExtent, Portions, RunOnHost, Side};
 use crate::communicator::gpu::BufferKinds;
-use crate::communicator::health::watchdog::OpWatchdog;
+use crate::communicator::health::wait_check::OpWaitCheck;
 use crate::device::cuda::{copy, wait};
 use crate::error::Result;
 
@@ -42,7 +42,7 @@ impl Staging {
         call: &Call,
         portions: &Portions,
         found: &BufferKinds,
-        watch: &OpWatchdog,
+        watch: &OpWaitCheck,
         on_host: &mut RunOnHost,
     ) -> Result<()> {
         let base = self.room(2 * self.portion_bytes, watch)?;
@@ -63,7 +63,7 @@ impl Staging {
         portions: &Portions,
         found: &BufferKinds,
         base: *mut u8,
-        watch: &OpWatchdog,
+        watch: &OpWaitCheck,
         on_host: &mut RunOnHost,
     ) -> Result<()> {
         let mut given = 0;

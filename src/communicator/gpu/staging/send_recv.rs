@@ -1,18 +1,19 @@
 //! Point-to-point messages of device memory, through pinned host memory.
 //!
 //! A batch that fits there is copied to it whole, and the host's exchange runs as if it had always
-//! been there. One that does not goes through it in [`bounce_buffers`](super::bounce_buffers).
+//! been there. One that does not goes through it in
+//! [`send_recv_pipeline`](super::send_recv_pipeline).
 #![allow(unsafe_code)]
 
-use super::bounce_buffers::StagedBounceBuffers;
+use super::send_recv_pipeline::StagedBounceBuffers;
 use super::{Staging, StreamWaitCheck};
 use crate::communicator::call::Order;
+use crate::communicator::call::message::Message;
 use crate::communicator::call::portions::LINE;
-use crate::communicator::call::send_recv::Message;
 use crate::communicator::gpu::{Gpu, refuse_capture};
 use crate::device::cuda::{Capture, PointerKind, RawStream, check_stream, copy, wait};
 use crate::error::Result;
-use crate::executor::bounce_buffers;
+use crate::executor::bounced_send_recv;
 
 /// A message with its place among what streams do.
 #[derive(Clone, Copy)]
@@ -61,7 +62,7 @@ struct MessageBatch<'a> {
 
 /// Runs messages of host memory, and of other memory where there are bays.
 pub type RunMessagesOnHost<'a> =
-    dyn FnMut(&[Message], Option<&mut dyn bounce_buffers::BounceBuffers>) -> Result<()> + 'a;
+    dyn FnMut(&[Message], Option<&mut dyn bounced_send_recv::BounceBuffers>) -> Result<()> + 'a;
 
 /// What messages were found to name, before anything of them is done.
 pub(in crate::communicator) struct MessageKinds {

@@ -2,9 +2,9 @@
 #![allow(unsafe_code)]
 
 use super::va_range::Addresses;
-use super::vmm::{Carrier, PhysicalPiece};
+use super::vmm::{HandleType, PhysicalPiece};
 use crate::device::cuda::context::Device;
-use crate::device::cuda::driver::{ALREADY_MAPPED, Address, INVALID_VALUE, Shareable};
+use crate::device::cuda::driver::{ALREADY_MAPPED, Address, INVALID_VALUE, IpcMemHandle};
 use crate::error::{Error, Result};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -44,8 +44,8 @@ impl Device {
 
     /// What other processes open this allocation by; `None` for memory that the driver does not
     /// share like this. The context is current.
-    pub fn export(&self, allocation: &Allocation) -> Result<Option<Shareable>> {
-        let mut handle = Shareable::default();
+    pub fn export(&self, allocation: &Allocation) -> Result<Option<IpcMemHandle>> {
+        let mut handle = IpcMemHandle::default();
         let _aside = self.driver.aside();
         // SAFETY: the place is a local.
         match unsafe { (self.driver.export)(&mut handle, allocation.base) } {
@@ -90,7 +90,11 @@ impl Imported {
     /// Open the allocation that another process exported, of so many bytes as that says: not every
     /// driver tells the bounds of what is another's. `None` while this process has open what that
     /// one had there before. The context is current.
-    pub fn new(device: &Arc<Device>, handle: Shareable, bytes: usize) -> Result<Option<Imported>> {
+    pub fn new(
+        device: &Arc<Device>,
+        handle: IpcMemHandle,
+        bytes: usize,
+    ) -> Result<Option<Imported>> {
         /// The driver's flag that lets this device reach the memory of the other.
         const ENABLE_PEER_ACCESS: u32 = 1;
         let mut base = 0;
@@ -109,7 +113,7 @@ impl Imported {
     pub fn of_pieces(
         device: &Arc<Device>,
         packed: &[(usize, OwnedFd)],
-        carrier: Carrier,
+        carrier: HandleType,
     ) -> Result<Imported> {
         let unpack =
             |(bytes, packed): &(usize, _)| PhysicalPiece::unpack(device, (*bytes, packed), carrier);

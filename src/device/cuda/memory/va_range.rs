@@ -4,9 +4,9 @@
 //! piece the next time: the number of the piece tells.
 #![allow(unsafe_code)]
 
-use super::vmm::{Carrier, Carriers, ON_DEVICE, PhysicalPiece};
+use super::vmm::{Carriers, HandleType, ON_DEVICE, PhysicalPiece};
 use crate::device::cuda::context::Device;
-use crate::device::cuda::driver::{Address, MemLocation, Right};
+use crate::device::cuda::driver::{AccessDesc, Address, MemLocation};
 use crate::device::cuda::launch_order::DeferredFree;
 use crate::error::Result;
 use crate::fork::ForkSafeMutex;
@@ -42,7 +42,7 @@ impl Mapping {
 /// Pieces that are mapped one after another.
 pub struct MappedRun {
     pub mappings: Vec<Mapping>,
-    pub carrier: Carrier,
+    pub carrier: HandleType,
 }
 
 impl MappedRun {
@@ -65,10 +65,10 @@ impl Device {
             return carriers;
         }
         if has(HAS_DESCRIPTORS) {
-            carriers.add(Carrier::Descriptor);
+            carriers.add(HandleType::Descriptor);
         }
         if has(HAS_FABRIC) && self.is_on_fabric() {
-            carriers.add(Carrier::Fabric);
+            carriers.add(HandleType::Fabric);
         }
         carriers
     }
@@ -87,9 +87,9 @@ impl Device {
     }
 
     fn finds_fabric(self: &Arc<Device>) -> Result<bool> {
-        let piece = DeferredFree::new(|| PhysicalPiece::new(self, 1, Some(Carrier::Fabric)))?;
+        let piece = DeferredFree::new(|| PhysicalPiece::new(self, 1, Some(HandleType::Fabric)))?;
         let _current = self.enter()?;
-        Ok(piece.pack(Carrier::Fabric)?.is_some())
+        Ok(piece.pack(HandleType::Fabric)?.is_some())
     }
 
     /// The number of the piece at an address; `None` where there is no memory.
@@ -109,7 +109,7 @@ impl Device {
     ) -> Result<Option<MappedRun>> {
         let Some((first, carriers)) = self.mapping(address)? else { return Ok(None) };
         let common = Carriers(carriers & allowed.0);
-        let Some(carrier) = Carrier::among(common) else { return Ok(None) };
+        let Some(carrier) = HandleType::among(common) else { return Ok(None) };
         let travels = |carriers: u32| Carriers(carriers).has(carrier);
         let end = address + bytes as u64;
         let window = wide * first.bytes as u64;
@@ -203,7 +203,7 @@ impl Addresses {
         device.driver.check(code, "mapping a piece of the CUDA device's memory")?;
         self.mapped.push((offset, piece.bytes));
         let place = MemLocation { kind: ON_DEVICE, ordinal: device.ordinal };
-        let right = Right { place, what: READ_AND_WRITE };
+        let right = AccessDesc { place, what: READ_AND_WRITE };
         // SAFETY: just mapped; the right is a local.
         let code = unsafe { (device.driver.addresses_open)(address, piece.bytes, &right, 1) };
         device.driver.check(code, "opening mapped memory to the CUDA device")

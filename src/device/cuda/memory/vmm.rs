@@ -7,7 +7,7 @@
 use super::va_range::Mapping;
 use crate::device::cuda::context::Device;
 use crate::device::cuda::driver::{
-    INVALID_VALUE, MemLocation, NOT_PERMITTED, NOT_SUPPORTED, Physical, Wanted,
+    AllocationHandle, AllocationProp, INVALID_VALUE, MemLocation, NOT_PERMITTED, NOT_SUPPORTED,
 };
 use crate::error::{Error, Result};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -19,25 +19,25 @@ use std::sync::Arc;
 
 /// How a piece travels between processes, by the driver's number of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carrier {
+pub enum HandleType {
     /// As a file's descriptor.
     Descriptor = 1,
     /// As a value that the devices' fabric knows.
     Fabric = 8,
 }
 
-impl Carrier {
+impl HandleType {
     /// In the order in which they are preferred.
-    pub const ALL: [Carrier; 2] = [Carrier::Descriptor, Carrier::Fabric];
+    pub const ALL: [HandleType; 2] = [HandleType::Descriptor, HandleType::Fabric];
 
     /// The carrier of a number.
-    pub fn of(number: u64) -> Option<Carrier> {
-        Carrier::ALL.into_iter().find(|carrier| *carrier as u64 == number)
+    pub fn of(number: u64) -> Option<HandleType> {
+        HandleType::ALL.into_iter().find(|carrier| *carrier as u64 == number)
     }
 
     /// The first of a set.
-    pub(in crate::device::cuda) fn among(set: Carriers) -> Option<Carrier> {
-        Carrier::ALL.into_iter().find(|carrier| set.has(*carrier))
+    pub(in crate::device::cuda) fn among(set: Carriers) -> Option<HandleType> {
+        HandleType::ALL.into_iter().find(|carrier| set.has(*carrier))
     }
 }
 
@@ -46,15 +46,15 @@ impl Carrier {
 pub struct Carriers(pub u32);
 
 impl Carriers {
-    pub fn has(self, carrier: Carrier) -> bool {
+    pub fn has(self, carrier: HandleType) -> bool {
         self.0 & carrier as u32 != 0
     }
 
-    pub fn add(&mut self, carrier: Carrier) {
+    pub fn add(&mut self, carrier: HandleType) {
         self.0 |= carrier as u32;
     }
 
-    pub fn remove(&mut self, carrier: Carrier) {
+    pub fn remove(&mut self, carrier: HandleType) {
         self.0 &= !(carrier as u32);
     }
 }
@@ -68,7 +68,7 @@ pub(super) const ON_DEVICE: i32 = 1;
 /// A piece of a device's memory, held until this is dropped. Mapped, it stays for longer.
 pub struct PhysicalPiece {
     device: Arc<Device>,
-    pub(in crate::device::cuda) handle: Physical,
+    pub(in crate::device::cuda) handle: AllocationHandle,
     pub bytes: usize,
 }
 
@@ -77,13 +77,13 @@ impl PhysicalPiece {
     pub fn new(
         device: &Arc<Device>,
         bytes: usize,
-        carrier: Option<Carrier>,
+        carrier: Option<HandleType>,
     ) -> Result<PhysicalPiece> {
         /// The smallest multiple of bytes that the driver maps.
         const LEAST: i32 = 0;
         let place = MemLocation { kind: ON_DEVICE, ordinal: device.ordinal };
         let carriers = carrier.map_or(0, |carrier| carrier as i32);
-        let wanted = Wanted { kind: ON_DEVICE, carriers, place, unused: [0; 2] };
+        let wanted = AllocationProp { kind: ON_DEVICE, carriers, place, unused: [0; 2] };
         let (mut handle, mut granule) = (0, 0);
         let _current = device.enter_aside()?;
         // SAFETY: the places are locals.
@@ -114,11 +114,11 @@ impl PhysicalPiece {
 
     /// What another process makes it its own by; `None` where the driver does not let it travel so.
     /// The context is current.
-    pub fn pack(&self, carrier: Carrier) -> Result<Option<OwnedFd>> {
+    pub fn pack(&self, carrier: HandleType) -> Result<Option<OwnedFd>> {
         let (mut descriptor, mut value): (RawFd, _) = (-1, [0u8; FABRIC_BYTES]);
         let place: *mut c_void = match carrier {
-            Carrier::Descriptor => (&raw mut descriptor).cast(),
-            Carrier::Fabric => value.as_mut_ptr().cast(),
+            HandleType::Descriptor => (&raw mut descriptor).cast(),
+            HandleType::Fabric => value.as_mut_ptr().cast(),
         };
         let number = carrier as i32;
         let _aside = self.device.driver.aside();
@@ -131,8 +131,8 @@ impl PhysicalPiece {
         }
         match carrier {
             // SAFETY: the driver has made it for this process to close.
-            Carrier::Descriptor => Ok(Some(unsafe { OwnedFd::from_raw_fd(descriptor) })),
-            Carrier::Fabric => wrapped(&value).map(Some),
+            HandleType::Descriptor => Ok(Some(unsafe { OwnedFd::from_raw_fd(descriptor) })),
+            HandleType::Fabric => wrapped(&value).map(Some),
         }
     }
 
@@ -140,13 +140,13 @@ impl PhysicalPiece {
     pub fn unpack(
         device: &Arc<Device>,
         (bytes, packed): (usize, &OwnedFd),
-        carrier: Carrier,
+        carrier: HandleType,
     ) -> Result<PhysicalPiece> {
         let (mut handle, mut value) = (0, [0u8; FABRIC_BYTES]);
         let named: *mut c_void = match carrier {
             // The interface has the number itself for an address.
-            Carrier::Descriptor => std::ptr::without_provenance_mut(packed.as_raw_fd() as usize),
-            Carrier::Fabric => {
+            HandleType::Descriptor => std::ptr::without_provenance_mut(packed.as_raw_fd() as usize),
+            HandleType::Fabric => {
                 let read = packed.try_clone().and_then(|copy| {
                     File::from(copy).read_exact_at(&mut value, 0)?;
                     Ok(())
