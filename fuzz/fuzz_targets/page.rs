@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ringcomm::communicator::call::signature::state_of;
+use ringcomm::communicator::call::rank_state::state_of;
 use ringcomm::communicator::fuzz_hooks::wait_check;
 use ringcomm::communicator::observe::flight_dump::FlightDump;
 use ringcomm::executor::control_block::ControlBlock;
