@@ -1,7 +1,7 @@
 //! This machine: its name for people who read an error, and what tells whether two ranks share it.
 
+use crate::crypto::sha256;
 use crate::fork::Once;
-use sha2::{Digest, Sha256};
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// The name of this host, as `hostname` prints it; empty where the system gives none.
@@ -19,7 +19,7 @@ pub(crate) fn boot() -> &'static [u8] {
 
 /// A number that the processes of one running machine share, in whatever containers they are.
 pub fn machine() -> u64 {
-    let digest = Sha256::digest(boot());
+    let digest = sha256(&[boot()]);
     u64::from_le_bytes(digest[..8].try_into().expect("eight of thirty-two bytes"))
 }
 
@@ -39,7 +39,7 @@ fn drawn() -> u64 {
 /// takes the place of all three.
 pub fn identity(given: Option<&str>) -> [u8; 32] {
     match given {
-        Some(text) => Sha256::digest(text).into(),
+        Some(text) => sha256(&[text.as_bytes()]),
         None => found(boot(), own()),
     }
 }
@@ -50,14 +50,8 @@ pub fn identity(given: Option<&str>) -> [u8; 32] {
 fn found(boot: &[u8], own: u64) -> [u8; 32] {
     let user = rustix::process::geteuid().as_raw();
     let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
-    let mut hash = Sha256::new();
-    if boot.is_empty() {
-        hash.update(own.to_le_bytes());
-    }
-    hash.update(boot);
-    hash.update(user.to_le_bytes());
-    hash.update(namespace.as_os_str().as_encoded_bytes());
-    hash.finalize().into()
+    let own = if boot.is_empty() { own.to_le_bytes().to_vec() } else { Vec::new() };
+    sha256(&[&own, boot, &user.to_le_bytes(), namespace.as_os_str().as_encoded_bytes()])
 }
 
 #[cfg(test)]

@@ -42,6 +42,7 @@ pub mod bootstrap;
 pub mod communicator;
 #[doc(hidden)]
 pub mod config;
+mod crypto;
 #[doc(hidden)]
 pub mod cycle_counter;
 #[doc(hidden)]

@@ -5,9 +5,8 @@
 
 use super::addresses::best_few;
 use super::process::random;
+use crate::crypto;
 use crate::error::{Error, Result};
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::{Digest, Sha256};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::ops::Range;
@@ -163,29 +162,27 @@ impl UniqueId {
     /// The authenticator of `parts` under this id's secret and a label for its use. Every part is
     /// preceded by its length, so that no two lists of parts read the same.
     pub(super) fn mac(&self, purpose: &str, parts: &[&[u8]]) -> [u8; 32] {
-        self.keyed(purpose, parts).finalize().into_bytes().into()
+        crypto::hmac(&self.bytes[SECRET_AT], &[&self.message(purpose, parts)])
     }
 
     /// Whether `tag` is the authenticator of `parts`, in time that does not depend on either.
     pub(super) fn verify(&self, purpose: &str, parts: &[&[u8]], tag: &[u8; 32]) -> bool {
-        self.keyed(purpose, parts).verify_slice(tag).is_ok()
+        crypto::hmac_is(&self.bytes[SECRET_AT], &[&self.message(purpose, parts)], tag)
     }
 
-    fn keyed(&self, purpose: &str, parts: &[&[u8]]) -> Hmac<Sha256> {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.bytes[SECRET_AT])
-            .expect("HMAC takes a key of any length");
-        let nonce = &self.bytes[NONCE_AT];
-        let epoch = self.epoch.to_le_bytes();
+    fn message(&self, purpose: &str, parts: &[&[u8]]) -> Vec<u8> {
+        let (nonce, epoch) = (&self.bytes[NONCE_AT], self.epoch.to_le_bytes());
+        let mut message = Vec::new();
         for part in [purpose.as_bytes(), nonce, &epoch].iter().chain(parts) {
-            mac.update(&(part.len() as u64).to_le_bytes());
-            mac.update(part);
+            message.extend((part.len() as u64).to_le_bytes());
+            message.extend(*part);
         }
-        mac
+        message
     }
 }
 
 fn checksum(bytes: &[u8; 128]) -> [u8; 8] {
-    let digest = Sha256::digest(&bytes[..CHECKSUM_AT.start]);
+    let digest = crypto::sha256(&[&bytes[..CHECKSUM_AT.start]]);
     digest[..8].try_into().expect("eight of thirty-two bytes")
 }
 

@@ -2,7 +2,7 @@
 //! that is one addition, everything else real.
 
 use snow::params::{CipherChoice, DHChoice, HashChoice};
-use snow::resolvers::{BoxedCryptoResolver, CryptoResolver, DefaultResolver};
+use snow::resolvers::{BoxedCryptoResolver, CryptoResolver, RingResolver};
 use snow::types::{Cipher, Dh, Hash, Random};
 use std::cell::Cell;
 
@@ -54,11 +54,11 @@ impl CryptoResolver for Toy {
     }
 
     fn resolve_hash(&self, choice: &HashChoice) -> Option<Box<dyn Hash>> {
-        DefaultResolver.resolve_hash(choice)
+        RingResolver.resolve_hash(choice)
     }
 
     fn resolve_cipher(&self, choice: &CipherChoice) -> Option<Box<dyn Cipher>> {
-        DefaultResolver.resolve_cipher(choice)
+        RingResolver.resolve_cipher(choice)
     }
 }
 

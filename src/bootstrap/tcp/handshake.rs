@@ -20,12 +20,11 @@
 use super::Refusal;
 use super::hello::{GREETING, Hello};
 use crate::bootstrap::unique_id::UniqueId;
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
-use snow::resolvers::{BoxedCryptoResolver, DefaultResolver};
+use crate::crypto::{hmac, hmac_is, noise_primitives};
+use snow::resolvers::BoxedCryptoResolver;
 use snow::{Builder, HandshakeState};
 
-const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
+const PATTERN: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
 const MAGIC: [u8; 8] = *b"ringnet\0";
 const VERSION: u32 = 1;
 
@@ -33,7 +32,7 @@ const VERSION: u32 = 1;
 const PREAMBLE: usize = 12;
 /// A Curve25519 public key.
 const KEY: usize = 32;
-/// An authentication tag of ChaCha20-Poly1305.
+/// An authentication tag of AES-GCM.
 const TAG: usize = 16;
 
 /// Bytes of the caller's first message.
@@ -62,7 +61,7 @@ pub struct SharedSecret {
 
 impl SharedSecret {
     pub fn new(id: &UniqueId) -> SharedSecret {
-        SharedSecret::with(id, || Box::new(DefaultResolver))
+        SharedSecret::with(id, noise_primitives)
     }
 
     pub(crate) fn with(id: &UniqueId, primitives: Primitives) -> SharedSecret {
@@ -89,15 +88,15 @@ const PROLOGUE: [u8; PREAMBLE] = {
     bytes
 };
 
-/// An HMAC under a key of this handshake and a label for its use.
-fn labelled(key: &[u8; 32], label: &str) -> Hmac<Sha256> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
-    mac.update(label.as_bytes());
-    mac
+/// An HMAC under a key of this handshake of a label for its use.
+fn derived(key: &[u8; 32], label: &str) -> [u8; 32] {
+    hmac(key, &[label.as_bytes()])
 }
 
-fn derived(key: &[u8; 32], label: &str) -> [u8; 32] {
-    labelled(key, label).finalize().into_bytes().into()
+/// Whether `message` is the HMAC with that label.
+fn check(key: &[u8; 32], label: &str, message: &[u8]) -> Result<(), Refusal> {
+    let is_right = hmac_is(key, &[label.as_bytes()], message);
+    is_right.then_some(()).ok_or("a replayed or altered handshake")
 }
 
 const PROOF_LABEL: &str = "proof";
@@ -239,16 +238,12 @@ impl Handshake {
                 Ok(Awaited::Welcome(split))
             }
             Awaited::Proof(split) => {
-                labelled(&split.from_caller, PROOF_LABEL)
-                    .verify_slice(&self.arrived[..PROOF])
-                    .map_err(|_| "a replayed or altered handshake")?;
+                check(&split.from_caller, PROOF_LABEL, &self.arrived[..PROOF])?;
                 self.leave(&derived(&split.from_gate, WELCOME_LABEL));
                 Ok(Awaited::Done(split.gate_keys()))
             }
             Awaited::Welcome(split) => {
-                labelled(&split.from_gate, WELCOME_LABEL)
-                    .verify_slice(&self.arrived[..PROOF])
-                    .map_err(|_| "a replayed or altered handshake")?;
+                check(&split.from_gate, WELCOME_LABEL, &self.arrived[..PROOF])?;
                 Ok(Awaited::Done(split.caller_keys()))
             }
             Awaited::Done(_) | Awaited::Nothing => unreachable!("nothing is due"),

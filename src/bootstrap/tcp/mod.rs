@@ -31,7 +31,9 @@ pub use listener::{AuthListener, MOST_ADDRESSES, NetworkConfig};
 #[cfg(test)]
 pub use pending::PendingPeers;
 pub use pending::{AdmissionStats, ProvenConnection};
-pub use secure_frame::{Framed, MAX_FRAME, OVERHEAD, Opener, Sealer, StreamEnd};
+#[cfg(test)]
+pub(crate) use secure_frame::encoded;
+pub use secure_frame::{Framed, LENGTH, MAX_FRAME, OVERHEAD, Opener, Sealer, StreamEnd};
 #[cfg(test)]
 pub use socket::USER_TIMEOUT;
 pub use socket::{OsNetwork, TcpSocket, is_deserted};

@@ -1,7 +1,7 @@
 //! Frames on a proved connection: sealed by one end, opened by the other, in order.
 //!
 //! ```text
-//! length (4 bytes) | its complement (4) | ChaCha20-Poly1305 of that many bytes | tag (16 bytes)
+//! length (4 bytes) | its complement (4) | AES-256-GCM of that many bytes | tag (16 bytes)
 //! ```
 //!
 //! A length that was damaged is found before as many bytes are waited for. The nonce counts the
@@ -11,41 +11,31 @@
 use super::Refusal;
 use super::handshake::Keys;
 use super::stream_traits::{ByteStream, is_not_yet, unexpected_eof};
-use snow::params::CipherChoice;
-use snow::resolvers::{CryptoResolver, DefaultResolver};
-use snow::types::Cipher;
+use crate::crypto::{Aead, TAG_BYTES as TAG};
 use std::io;
 
 /// Most bytes in a frame: large enough that its 24 bytes of overhead do not count.
 pub const MAX_FRAME: usize = 64 << 10;
 /// Bytes that a frame takes on the wire beside its own.
 pub const OVERHEAD: usize = LENGTH + TAG;
-const LENGTH: usize = 8;
-const TAG: usize = 16;
+pub const LENGTH: usize = 8;
 
 const ALTERED: Refusal = "a frame that was altered on its way";
 
 /// A length and its complement.
-fn encoded(length: u32) -> [u8; LENGTH] {
+pub(crate) fn encoded(length: u32) -> [u8; LENGTH] {
     (u64::from(length) | u64::from(!length) << 32).to_le_bytes()
-}
-
-fn cipher(key: &[u8; 32]) -> Box<dyn Cipher> {
-    let mut cipher =
-        DefaultResolver.resolve_cipher(&CipherChoice::ChaChaPoly).expect("it is built in");
-    cipher.set(key);
-    cipher
 }
 
 /// The sending end of one direction.
 pub struct Sealer {
-    cipher: Box<dyn Cipher>,
+    cipher: Aead,
     count: u64,
 }
 
 impl Sealer {
     pub fn new(key: &[u8; 32]) -> Sealer {
-        Sealer { cipher: cipher(key), count: 0 }
+        Sealer { cipher: Aead::new(key), count: 0 }
     }
 
     /// Append the frame of `bytes`, at most [`MAX_FRAME`] of them, to `into`.
@@ -54,38 +44,46 @@ impl Sealer {
         let length = encoded(bytes.len() as u32);
         into.extend(length);
         let start = into.len();
-        into.resize(start + bytes.len() + TAG, 0);
-        self.cipher.encrypt(self.count, &length, bytes, &mut into[start..]);
+        into.extend(bytes);
+        let tag = self.cipher.seal(self.count, &length, &mut into[start..]);
+        into.extend(tag);
         self.count += 1;
     }
 }
 
 /// The receiving end of one direction.
 pub struct Opener {
-    cipher: Box<dyn Cipher>,
+    cipher: Aead,
     count: u64,
 }
 
 impl Opener {
     pub fn new(key: &[u8; 32]) -> Opener {
-        Opener { cipher: cipher(key), count: 0 }
+        Opener { cipher: Aead::new(key), count: 0 }
     }
 
-    /// Bytes that follow the length of a frame.
-    pub fn rest(length: [u8; LENGTH]) -> Result<usize, Refusal> {
+    /// Bytes that follow the length of a frame that has at most `most`.
+    pub fn rest(length: [u8; LENGTH], most: usize) -> Result<usize, Refusal> {
         let number = u32::from_le_bytes(length[..4].try_into().expect("four of them"));
         if length != encoded(number) {
             return Err(ALTERED);
         }
         let length = number as usize;
-        if length > MAX_FRAME { Err("a frame longer than any can be") } else { Ok(length + TAG) }
+        if length > most { Err("a frame longer than any can be") } else { Ok(length + TAG) }
     }
 
-    /// What is in a frame: its length as it came, and all that followed it.
-    pub fn open(&mut self, length: [u8; LENGTH], sealed: &[u8]) -> Result<Vec<u8>, Refusal> {
+    /// What is in a frame: its length as it came, and all that followed it, which is opened where
+    /// it lies.
+    pub fn open<'a>(
+        &mut self,
+        length: [u8; LENGTH],
+        sealed: &'a mut [u8],
+    ) -> Result<&'a [u8], Refusal> {
         let plain = sealed.len().checked_sub(TAG).ok_or("a frame cut short")?;
-        let mut bytes = vec![0; plain];
-        self.cipher.decrypt(self.count, &length, sealed, &mut bytes).map_err(|_| ALTERED)?;
+        let (bytes, tag) = sealed.split_at_mut(plain);
+        if !self.cipher.open(self.count, &length, bytes, tag) {
+            return Err(ALTERED);
+        }
         self.count += 1;
         Ok(bytes)
     }
@@ -147,12 +145,14 @@ impl<S: ByteStream> Framed<S> {
         loop {
             let due = match self.arrived.first_chunk::<LENGTH>() {
                 None => LENGTH,
-                Some(length) => LENGTH + Opener::rest(*length).map_err(StreamEnd::Garbled)?,
+                Some(length) => {
+                    LENGTH + Opener::rest(*length, MAX_FRAME).map_err(StreamEnd::Garbled)?
+                }
             };
             let have = self.arrived.len();
             if have == due {
-                let (length, sealed) = self.arrived.split_first_chunk().expect("it is there");
-                let bytes = self.opener.open(*length, sealed).map_err(StreamEnd::Garbled)?;
+                let (length, sealed) = self.arrived.split_first_chunk_mut().expect("it is there");
+                let bytes = self.opener.open(*length, sealed).map_err(StreamEnd::Garbled)?.to_vec();
                 self.arrived.clear();
                 return Ok(Some(bytes));
             }
@@ -177,8 +177,8 @@ mod tests {
 
     fn open(opener: &mut Opener, frame: &[u8]) -> Result<Vec<u8>, Refusal> {
         let (length, sealed) = frame.split_first_chunk().unwrap();
-        assert_eq!(Opener::rest(*length)?, sealed.len());
-        opener.open(*length, sealed)
+        assert_eq!(Opener::rest(*length, MAX_FRAME)?, sealed.len());
+        opener.open(*length, &mut sealed.to_vec()).map(<[u8]>::to_vec)
     }
 
     fn frames(texts: &[&[u8]]) -> Vec<Vec<u8>> {
@@ -210,10 +210,10 @@ mod tests {
             let mut altered = frame.clone();
             altered[bit / 8] ^= 1 << (bit % 8);
             let (length, sealed) = altered.split_first_chunk().unwrap();
-            assert!(Opener::new(&KEY).open(*length, sealed).is_err(), "bit {bit}");
+            assert!(Opener::new(&KEY).open(*length, &mut sealed.to_vec()).is_err(), "bit {bit}");
             // Nobody waits for bytes that were never sent.
-            assert_eq!(Opener::rest(*length).is_err(), bit < LENGTH * 8, "bit {bit}");
+            assert_eq!(Opener::rest(*length, MAX_FRAME).is_err(), bit < LENGTH * 8, "bit {bit}");
         }
-        assert!(Opener::rest(encoded(2 << 16)).is_err());
+        assert!(Opener::rest(encoded(2 << 16), MAX_FRAME).is_err());
     }
 }

@@ -1,14 +1,10 @@
-//! What neighbours say to each other, as bytes: encrypted frames of one item each.
-//!
-//! A frame is its length with the complement of that, so that nobody waits for the bytes of a
-//! length that was damaged, and a sealed item. The seal covers the length, and numbers the frames
-//! of a connection, so that none is changed, left out, repeated or moved unnoticed.
+//! What neighbours say to each other, as bytes: one item in each sealed frame
+//! ([`Sealer`]).
 
 use super::status::{CALLS, Status};
+use crate::bootstrap::tcp::{LENGTH, OVERHEAD, Opener, Sealer};
 use crate::executor::control_block::shrink_board::{Announcement, MOST_RANKS, Phase, RankSet};
 use crate::executor::control_block::{HOST_BYTES, Life, OperationRecord, TEXT_BYTES};
-use aes_gcm::aead::AeadInPlace;
-use aes_gcm::{Aes256Gcm, KeyInit, Nonce, Tag};
 
 pub use crate::error::Refusal;
 
@@ -28,19 +24,8 @@ pub enum Item {
 /// The longest item: a status with everything in it, about 2 KiB.
 pub const MOST_ITEM: usize = 256 + TEXT_BYTES + HOST_BYTES + 41 * (CALLS + 1) + MOST_RANKS / 8;
 
-const TAG_BYTES: usize = 16;
-
-/// Bytes before the sealed item: its length, without the tag, and the complement.
-const HEAD_BYTES: usize = 4;
-
-const _: () = assert!(MOST_ITEM <= u16::MAX as usize, "half of a head is a length");
-
-fn head(length: u16) -> [u8; HEAD_BYTES] {
-    (u32::from(length) | u32::from(!length) << 16).to_le_bytes()
-}
-
 /// The longest frame.
-pub const MOST_FRAME: usize = HEAD_BYTES + MOST_ITEM + TAG_BYTES;
+pub const MOST_FRAME: usize = MOST_ITEM + OVERHEAD;
 
 impl Item {
     pub fn encode(&self) -> Vec<u8> {
@@ -227,79 +212,41 @@ impl Reader<'_> {
     }
 }
 
-/// One direction of a connection: a key and the number of the next frame.
-struct FrameCipher {
-    key: Box<Aes256Gcm>,
-    next: u64,
-}
-
-impl FrameCipher {
-    fn new(key: &[u8; 32]) -> FrameCipher {
-        FrameCipher { key: Box::new(Aes256Gcm::new(key.into())), next: 0 }
-    }
-
-    /// Every frame has a number of its own, every direction of every connection a key.
-    fn nonce(&mut self) -> [u8; 12] {
-        let mut nonce = [0; 12];
-        nonce[..8].copy_from_slice(&self.next.to_le_bytes());
-        self.next += 1;
-        nonce
-    }
-}
-
 /// Turns items into frames.
-pub struct ControlSealer(FrameCipher);
+pub struct ControlSealer(Sealer);
 
 impl ControlSealer {
     pub fn new(key: &[u8; 32]) -> ControlSealer {
-        ControlSealer(FrameCipher::new(key))
+        ControlSealer(Sealer::new(key))
     }
 
     pub fn seal(&mut self, item: &Item, into: &mut Vec<u8>) {
-        let mut bytes = item.encode();
+        let bytes = item.encode();
         debug_assert!(bytes.len() <= MOST_ITEM);
-        let head = head(bytes.len() as u16);
-        let nonce = self.0.nonce();
-        let sealed =
-            self.0.key.encrypt_in_place_detached(Nonce::from_slice(&nonce), &head, &mut bytes);
-        let tag = sealed.expect("an item is far shorter than the mode's limit of 64 GiB");
-        into.extend(head);
-        into.extend(bytes);
-        into.extend(tag);
+        self.0.seal(&bytes, into);
     }
 }
 
 /// Turns frames, as they come in pieces, into items.
 pub struct ControlOpener {
-    cipher: FrameCipher,
+    opener: Opener,
     /// At most one frame and what came with its end.
     bytes: Vec<u8>,
 }
 
 impl ControlOpener {
     pub fn new(key: &[u8; 32]) -> ControlOpener {
-        ControlOpener { cipher: FrameCipher::new(key), bytes: Vec::new() }
+        ControlOpener { opener: Opener::new(key), bytes: Vec::new() }
     }
 
     /// Take what has come, and give every item that is whole to `take`.
     pub fn feed(&mut self, bytes: &[u8], mut take: impl FnMut(Item)) -> Result<(), Refusal> {
         self.bytes.extend(bytes);
         let mut done = 0;
-        while let Some(came) = self.bytes[done..].first_chunk::<HEAD_BYTES>().copied() {
-            let length = u16::from_le_bytes([came[0], came[1]]);
-            if came != head(length) || usize::from(length) > MOST_ITEM {
-                return Err("frame length out of range");
-            }
-            let length = usize::from(length);
-            let end = done + HEAD_BYTES + length + TAG_BYTES;
-            let Some(sealed) = self.bytes.get_mut(done + HEAD_BYTES..end) else { break };
-            let (item, tag) = sealed.split_at_mut(length);
-            let nonce = self.cipher.nonce();
-            let tag = Tag::from_slice(tag);
-            let key = &self.cipher.key;
-            key.decrypt_in_place_detached(Nonce::from_slice(&nonce), &came, item, tag)
-                .map_err(|_| "a frame that the neighbour did not seal")?;
-            take(Item::decode(item)?);
+        while let Some(length) = self.bytes[done..].first_chunk::<LENGTH>().copied() {
+            let end = done + LENGTH + Opener::rest(length, MOST_ITEM)?;
+            let Some(sealed) = self.bytes.get_mut(done + LENGTH..end) else { break };
+            take(Item::decode(self.opener.open(length, sealed)?)?);
             done = end;
         }
         self.bytes.drain(..done);

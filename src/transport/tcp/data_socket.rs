@@ -4,8 +4,9 @@
 use super::frame::{FRAME_BYTES, Frame};
 use super::inbound::{FrameAdmission, Inbound, PayloadTarget};
 use super::outbound::Outbound;
-use super::protect::{LaneKeys, PayloadCipher, TAG_BYTES, checksum};
+use super::protect::{LaneKeys, checksum};
 use crate::config::Protection;
+use crate::crypto::{Aead, TAG_BYTES};
 use crate::os::tcp_liveness::AckWatch;
 use rustix::io::Errno;
 use rustix::net::{
@@ -54,8 +55,8 @@ struct Body {
 pub struct DataSocket {
     socket: OwnedFd,
     protection: Protection,
-    seals: Option<PayloadCipher>,
-    opens: Option<PayloadCipher>,
+    seals: Option<Aead>,
+    opens: Option<Aead>,
     /// The position being written and how many bytes of it are the kernel's.
     writing: Option<(u64, usize)>,
     buffer: Box<[u8]>,
@@ -77,8 +78,8 @@ impl DataSocket {
         DataSocket {
             socket,
             protection,
-            seals: encrypted.then(|| PayloadCipher::new(&keys.send)),
-            opens: encrypted.then(|| PayloadCipher::new(&keys.receive)),
+            seals: encrypted.then(|| Aead::new(&keys.send)),
+            opens: encrypted.then(|| Aead::new(&keys.receive)),
             writing: None,
             buffer: vec![0; AHEAD].into(),
             start: 0,

@@ -5,8 +5,8 @@
 #![allow(unsafe_code)]
 
 use super::frame::Frame;
-use super::protect::TAG_BYTES;
 use super::slot_pool::SlotPool;
+use crate::crypto::TAG_BYTES;
 use crate::error::Result;
 use crate::transport::fifo::{FifoShape, ReceivedMessage, Stamp};
 

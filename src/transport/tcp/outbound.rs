@@ -5,9 +5,10 @@
 #![allow(unsafe_code)]
 
 use super::frame::{FRAME_BYTES, Frame};
-use super::protect::{PayloadCipher, TAG_BYTES, checksum};
+use super::protect::checksum;
 use super::slot_pool::SlotPool;
 use crate::config::Protection;
+use crate::crypto::{Aead, TAG_BYTES};
 use crate::transport::fifo::{FifoShape, Stamp};
 
 /// A message that is posted, with its bytes where the lane finds them.
@@ -152,7 +153,7 @@ impl Outbound {
     }
 
     /// The next message that no lane has taken, sealed with the lane's key where it has one.
-    pub fn take(&mut self, cipher: Option<&PayloadCipher>) -> Option<u64> {
+    pub fn take(&mut self, cipher: Option<&Aead>) -> Option<u64> {
         if self.taken == self.posted {
             return None;
         }

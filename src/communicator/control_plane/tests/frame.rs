@@ -1,6 +1,7 @@
 //! Frames as a neighbour, or somebody on the way, might send them.
 
 use super::*;
+use crate::bootstrap::tcp::encoded;
 use proptest::prelude::*;
 
 fn seen() -> impl Strategy<Value = OperationRecord> {
@@ -156,9 +157,10 @@ fn frames_are_not_left_out_repeated_or_moved() {
 
 #[test]
 fn a_length_that_no_frame_has_is_refused_before_its_bytes() {
-    assert!(opened(&head(MOST_ITEM as u16), 4).1.is_ok());
-    assert!(opened(&head(MOST_ITEM as u16 + 1), 4).1.is_err());
-    assert!(opened(&[0xff; 4], 4).1.is_err());
+    let head = |length: usize| encoded(length as u32);
+    assert!(opened(&head(MOST_ITEM), 4).1.is_ok());
+    assert!(opened(&head(MOST_ITEM + 1), 4).1.is_err());
+    assert!(opened(&[0xff; LENGTH], 4).1.is_err());
 }
 
 #[test]
