@@ -7,8 +7,8 @@
 #![allow(unsafe_code)]
 
 use super::compile_plan::{BoundStep, CompiledPlan, Piece};
-use super::counting_check::CountingCheck;
 use super::links::Links;
+use super::progress_watch::ProgressWatch;
 use crate::device::host::{Job, copy};
 use crate::error::Result;
 use crate::plan::End;
@@ -84,7 +84,7 @@ pub unsafe fn run(
     watch: &dyn WaitCheck,
 ) -> Result<()> {
     let steps = || bound.steps.iter().map(|step| step.slices).sum();
-    let progress = CountingCheck::new(watch, &steps);
+    let progress = ProgressWatch::new(watch, &steps);
     let run = HostRun { bound, buffers, stamp, watch: &progress };
     if bound.is_whole && links.one_machine() {
         // Most small calls.

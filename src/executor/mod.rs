@@ -7,7 +7,7 @@
 //! messages at run time, those of memory that the processor does not reach through
 //! [`bounced_send_recv`]; [`device_work`] cuts a collective into work for devices that address all
 //! ranks' memory, and [`device_p2p`] runs it in kernels that wait for each other. All on the host
-//! count how far they are in a [`counting_check::CountingCheck`].
+//! count how far they are in a [`progress_watch::ProgressWatch`].
 
 pub mod bounced_send_recv;
 pub mod chunk_layout;
@@ -21,4 +21,4 @@ pub mod links;
 pub mod send_recv;
 pub mod shm_two_shot;
 
-mod counting_check;
+mod progress_watch;

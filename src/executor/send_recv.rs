@@ -13,10 +13,10 @@
 #![allow(unsafe_code)]
 
 use super::bounced_send_recv::{self, BounceBuffers, Passage};
-use super::counting_check::CountingCheck;
 use super::direct::run::{ADDRESS, KERNEL, NOWHERE, Unread, reached};
 use super::host::move_bytes;
 use super::links::{Links, Reach};
+use super::progress_watch::ProgressWatch;
 use crate::device::host::streaming_threshold;
 use crate::error::Result;
 use crate::sync::atomic::Ordering::Relaxed;
@@ -154,7 +154,7 @@ pub unsafe fn run(
     // Where all are empty there still is something to be done.
     let all = batch.iter().map(|transfer| transfer.bytes).sum::<usize>().max(1);
     let all = || all;
-    let watch = &CountingCheck::new(watch, &all);
+    let watch = &ProgressWatch::new(watch, &all);
     loop {
         // Until the wait is over nothing moves.
         watch.at(batch.iter().map(Transfer::done).sum());

@@ -11,12 +11,12 @@
 #![allow(unsafe_code)]
 
 use super::chunk_layout::Layout;
-use super::counting_check::CountingCheck;
 use super::direct::processes::{self, DirectPrograms};
 use super::direct::program::{Direct, Used};
 use super::direct::run::{self, Arithmetic, Bases, BufferAddresses, NOWHERE, Resolve};
 use super::host::{CallBuffers, move_bytes};
 use super::links::Links;
+use super::progress_watch::ProgressWatch;
 use crate::error::{Error, Result};
 use crate::plan::{Collective, Plan};
 use crate::transport::fifo::Stamp;
@@ -43,7 +43,7 @@ pub fn open(
 ) -> Result<bool> {
     let nranks = links.nranks;
     let steps = || 2 * (nranks - 1);
-    let watch = &CountingCheck::new(watch, &steps);
+    let watch = &ProgressWatch::new(watch, &steps);
     let used = Used { input: bytes, output: bytes };
     let mut all = mine.output_region != NOWHERE;
     run::exchange_addresses(mine, links, stamp, watch, &mut |_, _, theirs| {
@@ -125,7 +125,7 @@ impl ShmTwoShot {
         let streams = work.streamed > 0;
         let two_shot = || self.count();
         // Who looks on is told of windows.
-        let watch = &CountingCheck::new(watch, &two_shot);
+        let watch = &ProgressWatch::new(watch, &two_shot);
         let mut begin = 0;
         while begin < self.total {
             let window = match &self.rest {

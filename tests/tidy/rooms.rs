@@ -46,7 +46,7 @@ const HOUSES: [(&str, &[&str]); 6] = [
     (
         "src/executor",
         &[
-            "chunk_layout counting_check control_block",
+            "chunk_layout progress_watch control_block",
             "compile_plan links",
             "host",
             "direct",

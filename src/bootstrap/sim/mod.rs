@@ -6,11 +6,11 @@
 //! as every sweep shows of its first seeds. `RINGCOMM_SEEDS=n` makes n of every kind
 //! (`scripts/soak seeds`).
 //!
-//! Written again here, because they are loops over sockets there: what [`fixture`] does of a gate
+//! Written again here, because they are loops over sockets there: what [`gate`] does of a gate
 //! and of `meet`, and what [`world`] does of the thread of a root.
 
 pub mod crypto;
-pub mod fixture;
+pub mod gate;
 pub mod hundred_thousand_ranks;
 pub mod net;
 mod world;

@@ -4,7 +4,7 @@
 use super::all_reduce::{Loss, Operation, Progress, Wire};
 use crate::algorithm::Algorithm;
 use crate::bootstrap::UniqueId;
-use crate::bootstrap::sim::fixture::Gate;
+use crate::bootstrap::sim::gate::Gate;
 use crate::bootstrap::sim::net::Port;
 use crate::communicator::call::fingerprint::mix;
 use crate::communicator::call::signature::CallSignature;

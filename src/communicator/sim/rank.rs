@@ -1,7 +1,7 @@
 //! The life of a rank: it joins, works, and when that fails shrinks and works on.
 
 use super::communicator::{PATIENCE, SimCommunicator};
-use crate::bootstrap::sim::fixture::{Gate, Guest, Meeting};
+use crate::bootstrap::sim::gate::{Gate, Guest, Meeting};
 use crate::bootstrap::sim::net::Shared;
 use crate::bootstrap::{BootstrapError, UniqueId};
 use crate::communicator::health::wait_check::CommHealth;

@@ -5,7 +5,7 @@ use super::rank::{Ground, MOST_RANKS, Rank};
 use crate::bootstrap::UniqueId;
 use crate::bootstrap::sim::Simulated;
 use crate::bootstrap::sim::crypto::{Seeded, seed as seed_primitives};
-use crate::bootstrap::sim::fixture::Gate;
+use crate::bootstrap::sim::gate::Gate;
 use crate::bootstrap::sim::net::{Happening, Net, Shared};
 use crate::communicator::number_of;
 use crate::error::Error;

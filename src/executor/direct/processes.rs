@@ -10,9 +10,9 @@ use super::run::{
     others, reached, wait_for_readers_of, work_on,
 };
 use crate::error::Result;
-use crate::executor::counting_check::CountingCheck;
 use crate::executor::host::CallBuffers;
 use crate::executor::links::Links;
+use crate::executor::progress_watch::ProgressWatch;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::transport::fifo::Stamp;
 use crate::transport::wait::WaitCheck;
@@ -49,7 +49,7 @@ pub unsafe fn try_run(
     let nranks = links.nranks;
     let most = |program: Option<&Direct>| program.map_or(0, |program| program.touched_by.len());
     let steps = || nranks + most(programs.mapped).max(most(programs.kernel));
-    let watch = &CountingCheck::new(watch, &steps);
+    let watch = &ProgressWatch::new(watch, &steps);
     let mut mapped = programs.mapped.filter(|program| is_reachable(mine, program));
     let mut kernel = programs.kernel.filter(|program| is_readable(mine, program));
     let all_addresses = &mut room.all_addresses;

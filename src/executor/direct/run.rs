@@ -9,9 +9,9 @@
 use super::program::{BlockRef, Direct, Used};
 use crate::device::host::{Job, Reduction};
 use crate::error::{Error, Result};
-use crate::executor::counting_check::CountingCheck;
 use crate::executor::host::{CallBuffers, move_bytes};
 use crate::executor::links::Links;
+use crate::executor::progress_watch::ProgressWatch;
 use crate::transport::cma;
 use crate::transport::fifo::Stamp;
 use crate::transport::wait::WaitCheck;
@@ -138,7 +138,7 @@ pub unsafe fn run(
     };
     room.bases[links.rank] = Base::of(buffers);
     let steps = || program.touches.len() + 1 + program.touched_by.len();
-    let watch = &CountingCheck::new(watch, &steps);
+    let watch = &ProgressWatch::new(watch, &steps);
     for &peer in &program.touched_by {
         // SAFETY: `post_addresses` writes inside the slot it reserved.
         unsafe { post_addresses(peer, &mine, links, stamp, watch)? };
@@ -175,7 +175,7 @@ pub(in crate::executor) fn exchange_addresses(
     mine: &BufferAddresses,
     links: &mut Links,
     stamp: &Stamp,
-    watch: &CountingCheck,
+    watch: &ProgressWatch,
     hear: &mut dyn FnMut(&Links, usize, BufferAddresses) -> Result<()>,
 ) -> Result<()> {
     for peer in others(links) {
@@ -240,7 +240,7 @@ pub(super) unsafe fn post_addresses(
 
 /// Free the messages with addresses, which tells their senders, and wait until this rank's are
 /// freed.
-fn wait_for_readers(program: &Direct, links: &mut Links, watch: &CountingCheck) -> Result<()> {
+fn wait_for_readers(program: &Direct, links: &mut Links, watch: &ProgressWatch) -> Result<()> {
     for &peer in &program.touches {
         links.free(peer);
     }
@@ -251,7 +251,7 @@ fn wait_for_readers(program: &Direct, links: &mut Links, watch: &CountingCheck) 
 pub(super) fn wait_for_readers_of(
     program: &Direct,
     links: &mut Links,
-    watch: &CountingCheck,
+    watch: &ProgressWatch,
 ) -> Result<()> {
     for &peer in &program.touched_by {
         links.wait_until_drained(peer, watch)?;

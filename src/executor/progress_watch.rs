@@ -10,16 +10,16 @@ use std::cell::Cell;
 use std::time::Duration;
 
 /// The watch of an operation that counts.
-pub struct CountingCheck<'a> {
+pub struct ProgressWatch<'a> {
     watch: &'a dyn WaitCheck,
     /// All steps; asked for in a long wait only.
     of: &'a dyn Fn() -> usize,
     done: Cell<usize>,
 }
 
-impl<'a> CountingCheck<'a> {
-    pub fn new(watch: &'a dyn WaitCheck, of: &'a dyn Fn() -> usize) -> CountingCheck<'a> {
-        CountingCheck { watch, of, done: Cell::new(0) }
+impl<'a> ProgressWatch<'a> {
+    pub fn new(watch: &'a dyn WaitCheck, of: &'a dyn Fn() -> usize) -> ProgressWatch<'a> {
+        ProgressWatch { watch, of, done: Cell::new(0) }
     }
 
     /// One more step is done.
@@ -35,7 +35,7 @@ impl<'a> CountingCheck<'a> {
     }
 }
 
-impl WaitCheck for CountingCheck<'_> {
+impl WaitCheck for ProgressWatch<'_> {
     fn check(&self, peer: usize, waited: Duration) -> Result<()> {
         self.watch.progress(self.done.get(), (self.of)());
         self.watch.check(peer, waited)
