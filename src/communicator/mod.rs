@@ -241,7 +241,8 @@ impl Communicator {
             };
             engine.check_messages(posted)?;
             gpu.exchange(posted, &self.health, &mut |messages, bounce_buffers| {
-                // SAFETY: the caller's promise, or pinned memory of the same lengths, or bays.
+                // SAFETY: the caller's promise, or pinned memory of the same lengths, or bounce
+                // buffers.
                 unsafe { engine.exchange(messages, &self.health, None, bounce_buffers) }
             })
         })

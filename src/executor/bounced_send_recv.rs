@@ -1,10 +1,10 @@
-//! Messages whose buffers the processor does not reach, a GPU's say: a bay that it does reach
-//! goes over each of them, piece by piece.
+//! Messages whose buffers the processor does not reach, a GPU's say: a bounce buffer that it does
+//! reach goes over each of them, piece by piece.
 //!
-//! A message that is sent comes into its bay ahead of the exchange, which posts it from there;
-//! one that is received leaves its bay as the exchange fills it. An exchange moves one message
-//! for each peer and direction at a time, so that as many bays do for any batch, however long
-//! and in whatever order its ranks named its messages.
+//! A message that is sent comes into its bounce buffer ahead of the exchange, which posts it from
+//! there; one that is received leaves its bounce buffer as the exchange fills it. An exchange moves
+//! one message for each peer and direction at a time, so that as many bounce buffers do for any
+//! batch, however long and in whatever order its ranks named its messages.
 #![allow(unsafe_code)]
 
 use super::host::move_bytes;
@@ -28,7 +28,7 @@ pub struct MessageCursor {
     pub bytes: usize,
 }
 
-/// The bays of a batch's messages, which are named by their places in the batch.
+/// The bounce buffers of a batch's messages, which are named by their places in the batch.
 pub trait BounceBuffers {
     /// Whether a message goes through one.
     fn has(&self, message: usize) -> bool;
@@ -76,7 +76,7 @@ impl BounceBuffers for () {
     }
 }
 
-/// What messages go through bays with.
+/// What messages go through bounce buffers with.
 pub(super) struct Passage<'a> {
     pub links: &'a mut Links,
     pub memory: &'a mut dyn SharedBuffers,
@@ -84,10 +84,10 @@ pub(super) struct Passage<'a> {
     pub watch: &'a dyn WaitCheck,
 }
 
-/// Move what can move now of a message that goes through a bay; whether anything did.
+/// Move what can move now of a message that goes through a bounce buffer; whether anything did.
 ///
 /// # Safety
-/// The bays' places are valid, and used by nothing else until the bytes there have moved.
+/// The bounce buffers' places are valid, and used by nothing else until the bytes there have moved.
 pub(super) unsafe fn advance(
     transfer: &mut Transfer,
     message: usize,
@@ -118,7 +118,7 @@ pub(super) unsafe fn advance(
     Ok(moved)
 }
 
-/// Post what is in a bay; how many bytes, if there was a slot.
+/// Post what is in a bounce buffer; how many bytes, if there was a slot.
 unsafe fn send(
     transfer: &mut Transfer,
     place: MessageCursor,
@@ -127,15 +127,15 @@ unsafe fn send(
 ) -> Option<usize> {
     let (peer, bytes) = (transfer.peer, place.bytes.min(chunk));
     let payload = links.try_reserve(peer, bytes)?;
-    // SAFETY: the slot and the bay hold `bytes`.
+    // SAFETY: the slot and the bounce buffer hold `bytes`.
     unsafe { move_bytes(payload, place.address, bytes, links.streams(peer, bytes)) };
     links.post(peer, &transfer.stamp, bytes);
     transfer.state = after(place.done + bytes, transfer.bytes);
     Some(bytes)
 }
 
-/// Have what comes in a bay; how many bytes, if anything did. A loan comes without any, and is
-/// then taken piece by piece.
+/// Have what comes in a bounce buffer; how many bytes, if anything did. A loan comes without any,
+/// and is then taken piece by piece.
 unsafe fn receive(
     transfer: &mut Transfer,
     place: MessageCursor,
@@ -165,15 +165,15 @@ unsafe fn receive(
         transfer.state = MessageState::Taking(unsafe { payload.cast::<Loan>().read_unaligned() });
         return Ok(Some(0));
     }
-    // SAFETY: the message and the bay hold `bytes`.
+    // SAFETY: the message and the bounce buffer hold `bytes`.
     unsafe { move_bytes(place.address, payload, bytes, false) };
     transfer.state = after(place.done + bytes, transfer.bytes);
     links.free(peer);
     Ok(Some(bytes))
 }
 
-/// Lend what is in a bay to a socket, which gives it back before the bay goes on, or have
-/// what comes from one in a bay; how many bytes, if any.
+/// Lend what is in a bounce buffer to a socket, which gives it back before the bounce buffer goes
+/// on, or have what comes from one in a bounce buffer; how many bytes, if any.
 unsafe fn over_the_network(
     transfer: &mut Transfer,
     place: MessageCursor,
@@ -183,8 +183,8 @@ unsafe fn over_the_network(
     let Passage { links, watch, .. } = passage;
     let Transfer { peer, stamp, .. } = *transfer;
     let (address, bytes) = (place.address, place.bytes.min(chunk));
-    // SAFETY: the bay is this message's until the bytes have moved; whoever gives it others
-    // settles what is lent of it, and the batch ends with a flush.
+    // SAFETY: the bounce buffer is this message's until the bytes have moved; whoever gives it
+    // others settles what is lent of it, and the batch ends with a flush.
     let went = unsafe {
         match transfer.sends {
             true => links.try_send_zero_copy(peer, &stamp, address, bytes, *watch)?,

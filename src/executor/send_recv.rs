@@ -30,7 +30,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {
     pub sends: bool,
-    /// It goes through a bay, as the processor does not reach the buffer.
+    /// It goes through a bounce buffer, as the processor does not reach the buffer.
     pub is_away: bool,
     pub peer: usize,
     /// The buffer; only read where `sends`.
@@ -51,7 +51,7 @@ pub(super) enum MessageState {
     Lending(Loan),
     /// The peer reads it where it lies.
     Lent,
-    /// It is read where the peer lends it, through a bay.
+    /// It is read where the peer lends it, through a bounce buffer.
     Taking(Loan),
     Done,
 }
@@ -137,7 +137,7 @@ pub type PendingByPeer = Vec<[bool; 2]>;
 ///
 /// # Safety
 /// Every buffer is valid for its bytes and used by nothing else; so is, for one that is away, what
-/// its bay is.
+/// its bounce buffer is.
 pub unsafe fn run(
     batch: &mut [Transfer],
     lanes: &mut PendingByPeer,

@@ -157,7 +157,7 @@ impl Drop for ControlThread {
 
 /// A rank's part in the network, as long as its communicator lives.
 pub(in crate::communicator) struct RemoteLinks {
-    pub engine: ControlThread,
+    pub control_thread: ControlThread,
     pub addresses: Vec<Vec<SocketAddr>>,
     pub hosts: Vec<usize>,
 }

@@ -150,7 +150,9 @@ impl Engine {
         let outcome = match elsewhere {
             // Most small calls: they need nothing of what the other ways set up.
             // SAFETY: the caller's promise.
-            None if ready.is_staged() => unsafe { self.run_staged(call, &ready, &stamp, &watch) },
+            None if ready.is_through_slots() => unsafe {
+                self.run_in_slots(call, &ready, &stamp, &watch)
+            },
             // SAFETY: the caller's promise.
             None if ready.portions.is_none() => unsafe {
                 self.execute(call, in_place, &ready, &stamp, &watch)
@@ -223,7 +225,7 @@ impl Engine {
             };
         }
         // SAFETY: the caller's promise.
-        unsafe { self.run_staged(call, ready, stamp, watch) }
+        unsafe { self.run_in_slots(call, ready, stamp, watch) }
     }
 
     /// As `run_in_buffers`, but for calls that had better not ask.
@@ -291,7 +293,7 @@ impl Engine {
     }
 
     #[inline]
-    unsafe fn run_staged(
+    unsafe fn run_in_slots(
         &mut self,
         call: &Call,
         ready: &BoundCall,
@@ -301,7 +303,7 @@ impl Engine {
         let buffers = self.buffers(call);
         let (links, pointers) = (&mut self.links, &mut self.pointers);
         // SAFETY: the caller's promise; scratch has the bytes that binding asked for.
-        unsafe { host::run(&ready.staged, &buffers, links, pointers, stamp, watch) }
+        unsafe { host::run(&ready.compiled, &buffers, links, pointers, stamp, watch) }
     }
 
     #[inline]
@@ -365,8 +367,8 @@ impl Engine {
             return Ok(ready);
         }
         let ready = Arc::new(self.plan_context.bind(call, config)?);
-        if self.scratch.len() < ready.staged.scratch_bytes {
-            self.scratch.resize(ready.staged.scratch_bytes, 0);
+        if self.scratch.len() < ready.compiled.scratch_bytes {
+            self.scratch.resize(ready.compiled.scratch_bytes, 0);
         }
         self.cache.insert(call, ready.clone());
         Ok(ready)
@@ -403,10 +405,10 @@ impl Engine {
         unsafe { send_recv::run(transfers, lanes, links, memory, *lending, bounce_buffers, watch) }
     }
 
-    /// Run a batch of point-to-point messages, some of which may go through bays.
+    /// Run a batch of point-to-point messages, some of which may go through bounce buffers.
     ///
     /// # Safety
-    /// Every buffer is valid for its count, and so are the bays.
+    /// Every buffer is valid for its count, and so are the bounce buffers.
     pub unsafe fn exchange<M: AsRef<Message>>(
         &mut self,
         messages: &[M],
@@ -476,8 +478,8 @@ impl Engine {
 /// How the arithmetic of a call is done in its ranks' memory.
 fn work_of(ready: &BoundCall) -> Arithmetic<'_> {
     Arithmetic {
-        reduction: ready.staged.reduction.as_ref(),
-        element: ready.staged.element,
-        streamed: if ready.staged.streaming { usize::MAX } else { 0 },
+        reduction: ready.compiled.reduction.as_ref(),
+        element: ready.compiled.element,
+        streamed: if ready.compiled.streaming { usize::MAX } else { 0 },
     }
 }

@@ -240,7 +240,7 @@ fn assemble(
             aborted: AtomicBool::new(false),
             timeout: Duration::from_millis(config.timeout_ms),
             init_timeout: config.init_timeout(),
-            publisher: outside.as_ref().map(|post| post.engine.publisher()),
+            publisher: outside.as_ref().map(|post| post.control_thread.publisher()),
             track,
             maker,
             together: around.together,

@@ -213,7 +213,7 @@ impl RemotePeers {
         let inbox = Arc::new(SocketInbox::new()?);
         let remote = self.hosts.iter().map(|host| *host != self.hosts[rank]).collect();
         let post = self.start(rank, links.pages(), remote, inbox.clone(), id, config)?;
-        let connector = post.engine.connector();
+        let connector = post.control_thread.connector();
         let endpoint = TcpEndpoint::new(rank, links.nranks, wire, inbox, connector);
         links.attach(Box::new(endpoint));
         Ok(post)
@@ -251,7 +251,7 @@ impl RemotePeers {
             pages.of(other).introduce(cards[other].pid, &cards[other].host_name);
         }
         let addresses: Vec<_> = cards.into_iter().map(|card| card.addresses).collect();
-        let engine = ControlThread::start(crate::communicator::control_plane::Start {
+        let control_thread = ControlThread::start(crate::communicator::control_plane::Start {
             rank,
             id: id.clone(),
             gate,
@@ -262,7 +262,7 @@ impl RemotePeers {
             lanes: config.nsocks,
             timeout: Duration::from_millis(config.timeout_ms),
         })?;
-        Ok(RemoteLinks { engine, addresses, hosts })
+        Ok(RemoteLinks { control_thread, addresses, hosts })
     }
 }
 

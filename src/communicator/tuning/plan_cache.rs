@@ -98,7 +98,7 @@ pub struct BoundCall {
     /// [`CallSignature::pack`], done once.
     pub what: u64,
     pub fingerprint: u64,
-    pub staged: CompiledPlan,
+    pub compiled: CompiledPlan,
     pub way: DataPath,
     /// What runs in the place of `staged` where the ranks share scratch.
     pub two_shot: Option<ShmTwoShot>,
@@ -120,7 +120,7 @@ impl BoundCall {
         (key, extents): (Key, Extents),
         descriptor: CallSignature,
         fingerprint: u64,
-        staged: CompiledPlan,
+        compiled: CompiledPlan,
         way: DataPath,
         chunks: usize,
         predicted_us: f64,
@@ -132,7 +132,7 @@ impl BoundCall {
             what: descriptor.pack(),
             descriptor,
             fingerprint,
-            staged,
+            compiled,
             way,
             two_shot: None,
             cma: None,
@@ -146,7 +146,7 @@ impl BoundCall {
 
     /// Whether it goes through slots, whatever its buffers are.
     #[inline]
-    pub fn is_staged(&self) -> bool {
+    pub fn is_through_slots(&self) -> bool {
         let is_one = self.portions.is_none() && self.two_shot.is_none() && self.cma.is_none();
         is_one && matches!(self.way, DataPath::Slots)
     }
@@ -167,7 +167,7 @@ impl BoundCall {
             (None, DataPath::Messages(layout)) => {
                 (1, layout.longest_own() * self.key.data_type.size())
             }
-            _ => (self.staged.slices, self.staged.slice_bytes),
+            _ => (self.compiled.slices, self.compiled.slice_bytes),
         }
     }
 }

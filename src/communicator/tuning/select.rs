@@ -68,8 +68,8 @@ pub fn choose(plan_context: &PlanContext, call: &Call, config: &Config) -> Resul
     let costs = &plan_context.costs;
     // Between hosts there are messages only.
     if plan_context.setting_up || plan_context.topology.nhosts() > 1 {
-        let staged = fastest(&question, costs);
-        return Ok(through_slots(staged, None));
+        let slots = fastest(&question, costs);
+        return Ok(through_slots(slots, None));
     }
     if plan_context.one_process {
         // Which of the two is faster is known: the buffers are reachable.
@@ -77,10 +77,10 @@ pub fn choose(plan_context: &PlanContext, call: &Call, config: &Config) -> Resul
         let direct = best.direct.then_some(best);
         let slots_us = predict(best.algorithm, false, &question, costs);
         let predicted_us = slots_us.filter(|_| best.direct).unwrap_or(best.predicted_us);
-        let staged = AlgorithmChoice { direct: false, predicted_us, ..best };
-        return Ok(through_slots(staged, direct));
+        let slots = AlgorithmChoice { direct: false, predicted_us, ..best };
+        return Ok(through_slots(slots, direct));
     }
-    let staged = fastest(&question, costs);
+    let slots = fastest(&question, costs);
     let direct = fastest(&Question { direct: true, ..question }, costs);
     // Asking everybody where their buffers are costs a message each way.
     let asking = costs.alpha_us + 2.0 * costs.message_us * nranks as f64;
@@ -89,25 +89,19 @@ pub fn choose(plan_context: &PlanContext, call: &Call, config: &Config) -> Resul
         true => shm_two_shot(&question, plan_context.window_bytes(), costs),
         false => None,
     };
-    let two_shot = two_shot.filter(|two_shot| two_shot.predicted_us < staged.predicted_us);
-    let kernel = by_cma(&question, costs).map(|kernel| AlgorithmChoice {
+    let two_shot = two_shot.filter(|two_shot| two_shot.predicted_us < slots.predicted_us);
+    let cma = by_cma(&question, costs).map(|cma| AlgorithmChoice {
         // They ask, too.
-        predicted_us: kernel.predicted_us + asking,
-        ..kernel
+        predicted_us: cma.predicted_us + asking,
+        ..cma
     });
     // Only what is not reduced goes this way, and only what is reduced in windows.
     let ahead = running_ahead(&question, costs);
-    let kernel = kernel.filter(|kernel| kernel.predicted_us + ahead < staged.predicted_us);
-    let otherwise = two_shot.or(kernel).unwrap_or(staged).predicted_us;
+    let cma = cma.filter(|cma| cma.predicted_us + ahead < slots.predicted_us);
+    let otherwise = two_shot.or(cma).unwrap_or(slots).predicted_us;
     let worth = direct.direct && asked.predicted_us < otherwise;
     let asking_counts = otherwise < ASKING_COUNTS * (asking + ahead);
-    Ok(ChosenPaths {
-        slots: staged,
-        two_shot,
-        cma: kernel,
-        direct: worth.then_some(asked),
-        asking_counts,
-    })
+    Ok(ChosenPaths { slots, two_shot, cma, direct: worth.then_some(asked), asking_counts })
 }
 
 /// What a call through slots takes less than the model says where some ranks only send and others
@@ -123,8 +117,8 @@ fn running_ahead(question: &Question, costs: &Costs) -> f64 {
 }
 
 /// Where neither scratch nor the kernel is a way, and nobody asks in vain.
-fn through_slots(staged: AlgorithmChoice, direct: Option<AlgorithmChoice>) -> ChosenPaths {
-    ChosenPaths { slots: staged, two_shot: None, cma: None, direct, asking_counts: false }
+fn through_slots(slots: AlgorithmChoice, direct: Option<AlgorithmChoice>) -> ChosenPaths {
+    ChosenPaths { slots, two_shot: None, cma: None, direct, asking_counts: false }
 }
 
 /// What runs before the constants are agreed, so that nothing that a rank knows by itself decides.

@@ -218,10 +218,10 @@ impl Links {
         Ok(())
     }
 
-    /// As [`Links::lend`], if there is room now; whether there was.
+    /// As [`Links::send_zero_copy`], if there is room now; whether there was.
     ///
     /// # Safety
-    /// As [`Links::lend`].
+    /// As [`Links::send_zero_copy`].
     pub unsafe fn try_send_zero_copy(
         &mut self,
         peer: usize,

@@ -56,7 +56,7 @@ pub struct Staging {
     /// Copies may have been given to streams that no event stands for.
     pub(super) is_loose: bool,
     pub(super) words: Arc<StreamWords>,
-    /// By place of a bay, the last copy's number.
+    /// By place of a bounce buffer, the last copy's number.
     pub(super) numbers: Vec<u32>,
     /// The last call that was given to a stream whole.
     last: u32,

@@ -60,7 +60,7 @@ struct MessageBatch<'a> {
     watch: &'a dyn StreamWaitCheck,
 }
 
-/// Runs messages of host memory, and of other memory where there are bays.
+/// Runs messages of host memory, and of other memory where there are bounce buffers.
 pub type RunMessagesOnHost<'a> =
     dyn FnMut(&[Message], Option<&mut dyn bounced_send_recv::BounceBuffers>) -> Result<()> + 'a;
 

@@ -1,13 +1,13 @@
-//! Batches of messages that are longer than the pinned memory: each goes through a bay of it, piece
-//! by piece.
+//! Batches of messages that are longer than the pinned memory: each goes through a bounce buffer of
+//! it, piece by piece.
 //!
-//! A batch must not be cut into rounds. One rank may send a long message and receive a short one
-//! in a batch, and the receiver of the long one wait for what follows from the short one. So all
+//! A batch must not be cut into rounds. One rank may send a long message and receive a short one in
+//! a batch, and the receiver of the long one wait for what follows from the short one. So all
 //! messages of a batch go on as their peers allow, as those of the host do. The host's exchange
-//! moves one at a time to each peer and one from it; these have the bays, as many as two for each
-//! rank. A bay has two places: while the exchange has one piece of a message, the stream copies
-//! another. Behind each copy the stream writes the copy's number to a word of the place, which the
-//! exchange looks at, as it would take an event for each place to know otherwise.
+//! moves one at a time to each peer and one from it; these have the bounce buffers, as many as two
+//! for each rank. A bounce buffer has two places: while the exchange has one piece of a message,
+//! the stream copies another. Behind each copy the stream writes the copy's number to a word of the
+//! place, which the exchange looks at, as it would take an event for each place to know otherwise.
 #![allow(unsafe_code)]
 
 use super::send_recv::OrderedMessage;
@@ -20,15 +20,15 @@ use crate::executor::links::Links;
 use crate::sync::atomic::Ordering::Acquire;
 use std::time::Instant;
 
-/// Places of a bay.
+/// Places of a bounce buffer.
 const PLACES: usize = 2;
 
-/// Of all bays of a rank, where there are so many.
+/// Of all bounce buffers of a rank, where there are so many.
 pub fn places(nranks: usize) -> usize {
     2 * PLACES * nranks
 }
 
-/// A message that has a bay, and how far it is.
+/// A message that has a bounce buffer, and how far it is.
 #[derive(Clone, Copy, Default)]
 struct Under {
     message: Option<usize>,
@@ -41,14 +41,14 @@ struct Under {
     done: usize,
 }
 
-/// The bays of a batch.
+/// The bounce buffers of a batch.
 pub struct StagedBounceBuffers<'a> {
     staging: &'a mut Staging,
     base: *mut u8,
-    /// Bytes of a bay.
+    /// Bytes of a bounce buffer.
     bytes: usize,
     posted: &'a [OrderedMessage],
-    /// Which of them go through bays.
+    /// Which of them go through bounce buffers.
     staged: &'a [bool],
     /// By peer, and whether it is sent there.
     under: Vec<Under>,
@@ -131,7 +131,7 @@ impl<'a> StagedBounceBuffers<'a> {
         Ok(())
     }
 
-    /// The bay of a message, its buffer and its bytes.
+    /// The bounce buffer of a message, its buffer and its bytes.
     fn bay(&self, message: usize) -> (usize, *mut u8, usize) {
         let (sends, peer, buffer, count, data_type) = self.posted[message].message.parts();
         (2 * peer + usize::from(sends), buffer, count * data_type.size())
