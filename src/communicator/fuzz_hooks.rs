@@ -50,6 +50,7 @@ pub fn wait_check(pages: &Pages, sequence: u64, waited: Duration) -> Result<()> 
     let health = CommHealth {
         pages: pages.clone(),
         liveness: Liveness::new((0..pages.nranks()).map(|_| None).collect()),
+        processes: Vec::new(),
         publisher: None,
         track: None,
         maker: None,

@@ -19,7 +19,6 @@ use super::links::{Links, Reach};
 use super::progress_watch::ProgressWatch;
 use crate::device::host::streaming_threshold;
 use crate::error::Result;
-use crate::sync::atomic::Ordering::Relaxed;
 use crate::transport::cma;
 use crate::transport::fifo::Stamp;
 use crate::transport::wait::{self, OnBell, WaitCheck, Waiting};
@@ -444,7 +443,7 @@ unsafe fn read_loan(
     watch: &dyn WaitCheck,
 ) -> Result<()> {
     let Transfer { peer, address, bytes, .. } = *transfer;
-    let process = links.control(peer).pid.load(Relaxed);
+    let process = links.process(peer)?;
     links.begin_remote_access(&[peer], watch)?;
     let go_on = &mut || watch.check(peer, Duration::ZERO);
     // SAFETY: the caller's promise.

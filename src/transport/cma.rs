@@ -4,11 +4,12 @@
 //! same: one copy in place of the two that slots take, and a system call that looks up every page.
 //! Which of them is faster is measured. Nothing is ever written this way.
 //!
-//! A process is named by its number, which another one may get after its death. So whoever reads
-//! asks afterwards whether the owner still lives ([`super::pidfd`]): if it does, the number was
-//! its own all the time.
+//! A process is named by its number, which comes from the kernel ([`OtherProcess`]), and which
+//! another one may get after its death. So whoever reads asks afterwards whether the owner still
+//! lives ([`super::pidfd`]): if it does, the number was its own all the time.
 #![allow(unsafe_code)]
 
+use super::pidfd::OtherProcess;
 use crate::error::{Error, Result};
 use crate::fork::Once;
 use std::cell::Cell;
@@ -59,7 +60,7 @@ impl ReadProbe {
     }
 
     /// Whether this process may read the memory of the one that says so of itself.
-    pub fn is_readable(&self, process: u32) -> bool {
+    pub fn is_readable(&self, process: OtherProcess) -> bool {
         let mut word = 0u64;
         // SAFETY: the word has eight bytes.
         let read = unsafe { read(process, (&raw mut word).cast(), self.address, 8) };
@@ -68,7 +69,7 @@ impl ReadProbe {
 
     /// What such copies take, in microseconds: to begin with, and a byte. `None` where they are
     /// not permitted.
-    pub fn measure(&self, process: u32) -> Option<(f64, f64)> {
+    pub fn measure(&self, process: OtherProcess) -> Option<(f64, f64)> {
         if !self.is_readable(process) {
             return None;
         }
@@ -147,7 +148,12 @@ fn find_lendable(address: *const u8, bytes: usize) -> bool {
 ///
 /// # Safety
 /// `target` has room for the bytes.
-pub unsafe fn read(process: u32, target: *mut u8, source: u64, bytes: usize) -> Result<()> {
+pub unsafe fn read(
+    process: OtherProcess,
+    target: *mut u8,
+    source: u64,
+    bytes: usize,
+) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe { read_on(process, target, source, bytes, &mut || Ok(())) }
 }
@@ -157,7 +163,7 @@ pub unsafe fn read(process: u32, target: *mut u8, source: u64, bytes: usize) -> 
 /// # Safety
 /// As for `read`.
 pub unsafe fn read_on(
-    process: u32,
+    process: OtherProcess,
     target: *mut u8,
     source: u64,
     bytes: usize,
@@ -173,13 +179,14 @@ pub unsafe fn read_on(
         let source = source.wrapping_add(done as u64) as usize;
         let iov_base = std::ptr::without_provenance_mut(source);
         let remote = libc::iovec { iov_base, iov_len: piece };
+        let number = process.number() as libc::pid_t;
         // SAFETY: the local part lies inside the target; the kernel checks the remote one.
-        let read = unsafe { libc::process_vm_readv(process as i32, &local, 1, &remote, 1, 0) };
+        let read = unsafe { libc::process_vm_readv(number, &local, 1, &remote, 1, 0) };
         match read {
             1.. => done += read as usize,
             _ => {
                 return Err(Error::system(format!(
-                    "reading {bytes} bytes of process {process} (process_vm_readv)"
+                    "reading {bytes} bytes of process {number} (process_vm_readv)"
                 )));
             }
         }
@@ -193,18 +200,16 @@ mod tests {
 
     #[test]
     fn a_sample_is_read_where_it_is_and_nowhere_else() {
-        let me = std::process::id();
+        let me = OtherProcess::itself();
         let sample = ReadProbe::of_this_process(77);
         assert!(sample.is_readable(me));
         assert_eq!(ReadProbe::of_this_process(78), sample);
         assert!(!ReadProbe { word: sample.word ^ 1, ..sample }.is_readable(me));
         assert!(!ReadProbe { address: 8, ..sample }.is_readable(me));
         assert!(!ReadProbe::default().is_readable(me));
-        // Process 0 is none.
-        assert!(!sample.is_readable(0));
         let (begin, byte) = sample.measure(me).unwrap();
         assert!(begin > 0.0 && byte.is_finite());
-        assert_eq!(sample.measure(0), None);
+        assert_eq!(ReadProbe::default().measure(me), None);
     }
 
     #[test]
@@ -219,7 +224,7 @@ mod tests {
             assert_eq!(libc::munmap(start.wrapping_byte_add(page), page), 0);
             start
         };
-        let (me, mut target) = (std::process::id(), vec![7u8; 2 * page]);
+        let (me, mut target) = (OtherProcess::itself(), vec![7u8; 2 * page]);
         let mut read_from = |offset: usize, bytes: usize| {
             // SAFETY: the target has two pages.
             unsafe { read(me, target.as_mut_ptr(), (start.addr() + offset) as u64, bytes) }
@@ -227,7 +232,7 @@ mod tests {
         assert_eq!(read_from(0, page), Ok(()));
         assert_eq!(read_from(page - 1, 1), Ok(()));
         let error = read_from(page - 1, 2).unwrap_err().to_string();
-        assert!(error.contains(&format!("reading 2 bytes of process {me}")), "{error}");
+        assert!(error.contains(&format!("reading 2 bytes of process {}", me.number())), "{error}");
         assert_eq!(target[..page], vec![0; page]);
     }
 }

@@ -75,21 +75,61 @@ impl Label {
     /// The call has just written the stamp. A compiler left to itself reads two of its words by
     /// one load of twice the width, which has to wait until both stores have left the core's
     /// buffer, behind those to lines that another core has.
+    ///
+    /// # Safety
+    /// The label is memory of a ring.
     #[inline]
-    fn write(label: &mut Label, stamp: &Stamp, length: u32) {
-        // SAFETY: fields of a reference.
+    unsafe fn write(label: *mut Label, stamp: &Stamp, length: u32) {
+        // SAFETY: the caller's promise. Peers may write there, right or wrong: hence atomics,
+        // relaxed, as the position of the message orders them.
         unsafe {
-            (&raw mut label.length).write_volatile(length);
+            word(&raw mut (*label).length).store(length, Relaxed);
             // See `ReceivedMessage::matches`.
             if !cfg!(ringcomm_unchecked) {
-                (&raw mut label.communicator).write_volatile(stamp.communicator);
-                (&raw mut label.epoch).write_volatile(stamp.epoch);
-                (&raw mut label.sequence).write_volatile(stamp.sequence);
-                (&raw mut label.fingerprint).write_volatile(stamp.fingerprint);
-                (&raw mut label.source).write_volatile(stamp.source);
+                word(&raw mut (*label).communicator).store(stamp.communicator, Relaxed);
+                word(&raw mut (*label).epoch).store(stamp.epoch, Relaxed);
+                long(&raw mut (*label).sequence).store(stamp.sequence, Relaxed);
+                long(&raw mut (*label).fingerprint).store(stamp.fingerprint, Relaxed);
+                word(&raw mut (*label).source).store(stamp.source, Relaxed);
             }
         }
     }
+
+    /// Copy a label, each word once: a wrong peer may change it meanwhile.
+    ///
+    /// # Safety
+    /// As for `write`.
+    #[inline]
+    unsafe fn read(label: *const Label) -> Label {
+        let label = label.cast_mut();
+        // SAFETY: as in `write`.
+        unsafe {
+            Label {
+                communicator: word(&raw mut (*label).communicator).load(Relaxed),
+                epoch: word(&raw mut (*label).epoch).load(Relaxed),
+                sequence: long(&raw mut (*label).sequence).load(Relaxed),
+                fingerprint: long(&raw mut (*label).fingerprint).load(Relaxed),
+                source: word(&raw mut (*label).source).load(Relaxed),
+                length: word(&raw mut (*label).length).load(Relaxed),
+            }
+        }
+    }
+}
+
+/// # Safety
+/// Aligned memory that stays as long as the reference.
+#[inline]
+unsafe fn word<'a>(place: *mut u32) -> &'a std::sync::atomic::AtomicU32 {
+    // SAFETY: the caller's promise.
+    unsafe { std::sync::atomic::AtomicU32::from_ptr(place) }
+}
+
+/// # Safety
+/// As for `word`.
+#[inline]
+unsafe fn long<'a>(place: *mut u64) -> &'a std::sync::atomic::AtomicU64 {
+    // SAFETY: the caller's promise.
+    unsafe { std::sync::atomic::AtomicU64::from_ptr(place) }
 }
 
 /// The first line of a slot.
@@ -271,7 +311,7 @@ impl Sender {
     pub fn post(&mut self, stamp: &Stamp, length: usize) {
         let header = self.ring.header(self.place.index);
         // SAFETY: the slot is this end's between `try_reserve` and the store below.
-        header.label.with_mut(|cell| unsafe { Label::write(&mut *cell, stamp, length as u32) });
+        header.label.with_mut(|cell| unsafe { Label::write(cell, stamp, length as u32) });
         self.ring.advance(&mut self.place);
         // Release: pairs with the Acquire in `peek`, so that label and payload are seen.
         header.posted.store(self.place.position, ordering(Site::Post, Release));
@@ -322,7 +362,7 @@ impl Receiver {
         }
         let header = self.ring.header(self.place.index);
         // SAFETY: the message is posted and not freed, so nobody writes its label.
-        let label = header.label.with(|cell| unsafe { *cell });
+        let label = header.label.with(|cell| unsafe { Label::read(cell) });
         // A peer's length is a claim: it is never believed beyond the slot.
         let length = (label.length as usize).min(self.ring.geometry.slot_bytes);
         Some(ReceivedMessage {

@@ -7,6 +7,7 @@
 use crate::error::{Error, Result};
 use crate::os::poll::{entry, poll_for};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use std::num::NonZeroU32;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -14,6 +15,40 @@ use std::time::Duration;
 pub fn own_descriptor() -> Result<OwnedFd> {
     pidfd_open(getpid(), PidfdFlags::empty())
         .map_err(|error| Error::os("watching processes (pidfd_open needs Linux 5.3)", error))
+}
+
+/// Another process of this machine, as the kernel names it: never this one, and never a number that
+/// somebody wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OtherProcess(NonZeroU32);
+
+impl OtherProcess {
+    /// The process behind a descriptor that a peer sent, where `told`, the number that the kernel
+    /// gave for the peer's own connection, is its number, too. `None` where this process cannot see
+    /// it, as from another container, or it has ended.
+    pub fn of(descriptor: &OwnedFd, told: u32) -> Result<Option<OtherProcess>> {
+        let path = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
+        // Without this file nothing is known of any process.
+        let Ok(text) = std::fs::read_to_string(path) else { return Ok(None) };
+        let number = text.lines().find_map(|line| line.strip_prefix("Pid:"));
+        let number = number.ok_or_else(|| {
+            Error::usage("a peer sent a descriptor that is no process's as that of its process")
+        })?;
+        let number = number.trim().parse::<u32>().ok().filter(|number| *number == told);
+        let number = number.filter(|number| *number != std::process::id());
+        Ok(number.and_then(NonZeroU32::new).map(OtherProcess))
+    }
+
+    /// This one, for tests of what is done with another.
+    #[cfg(test)]
+    pub fn itself() -> OtherProcess {
+        OtherProcess(NonZeroU32::new(std::process::id()).expect("not 0"))
+    }
+
+    /// Its number, for the kernel.
+    pub fn number(self) -> u32 {
+        self.0.get()
+    }
 }
 
 /// Watches the processes of other ranks.
@@ -92,5 +127,22 @@ mod tests {
         one.kill().unwrap();
         one.wait().unwrap();
         assert_eq!(liveness.dead(), [5, BATCH + 2]);
+    }
+
+    #[test]
+    fn a_process_is_the_kernels_word_and_never_a_peers() {
+        let (mut child, descriptor) = child();
+        let process = OtherProcess::of(&descriptor, child.id()).unwrap().expect("it is here");
+        assert_eq!(process.number(), child.id());
+        // The descriptor is of one process, the connection of another.
+        assert_eq!(OtherProcess::of(&descriptor, child.id() + 1), Ok(None));
+        let own = own_descriptor().unwrap();
+        assert_eq!(OtherProcess::of(&own, std::process::id()), Ok(None));
+        let file = OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap());
+        let text = OtherProcess::of(&file, child.id()).unwrap_err().to_string();
+        assert!(text.contains("no process's"), "{text}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(OtherProcess::of(&descriptor, child.id()), Ok(None));
     }
 }

@@ -14,7 +14,6 @@ use crate::device::host::{Job, Reduction, copy};
 use crate::error::{Error, Result};
 use crate::fork::Once;
 use crate::plan::Collective;
-use crate::sync::atomic::Ordering::Relaxed;
 use crate::transport::cma;
 use crate::types::{DataType, ReduceOp};
 use std::time::{Duration, Instant};
@@ -172,8 +171,9 @@ fn meet(communicator: &Communicator, copies: bool, cancel: CancelCheck) -> Resul
         plan_context.one_machine && !plan_context.one_process
     };
     let is_readable = |peer: usize| {
-        let page = pages.of(peer);
-        page.sample().is_readable(page.pid.load(Relaxed))
+        let process = communicator.health.processes[peer];
+        let is_own = |peer| peer == communicator.rank;
+        is_own(peer) || process.is_some_and(|process| pages.of(peer).sample().is_readable(process))
     };
     let mut all = u8::from(copies && processes && (0..pages.nranks()).all(is_readable));
     let meeting = match copies && processes {
@@ -231,7 +231,8 @@ fn measure_copies(
         }
         trips(8, 1)?;
         if communicator.rank == 0 && KERNEL.get().is_none() {
-            pace = page.sample().measure(page.pid.load(Relaxed));
+            let process = communicator.health.processes[companion];
+            pace = process.and_then(|process| page.sample().measure(process));
         }
         trips(8, 1)?;
     }

@@ -12,7 +12,7 @@ use crate::fork::ForkSafeMutex;
 use crate::host;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::transport::cma::ReadProbe;
-use crate::transport::pidfd;
+use crate::transport::pidfd::{self, OtherProcess};
 use crate::transport::segment::Segment;
 use crate::transport::shm_export::{Mailbox, MailboxSender};
 use std::collections::{BTreeMap, VecDeque};
@@ -93,6 +93,8 @@ pub(super) struct LocalSetup {
     pub mailbox: Option<Mailbox>,
     pub senders: Vec<Option<MailboxSender>>,
     pub processes: Vec<Option<OwnedFd>>,
+    /// The same as the kernel names them, where this process can see them.
+    pub seen: Vec<Option<OtherProcess>>,
     /// What rank 0 has of a tuning file.
     pub profiled: Profiled,
     /// On which device this rank is, and the others.
@@ -184,6 +186,7 @@ impl LocalSetup {
             mailbox: None,
             senders: (0..nranks).map(|_| None).collect(),
             processes: (0..nranks).map(|_| None).collect(),
+            seen: vec![None; nranks],
             profiled: Profiled::Nothing,
             seated: DevicePlacement::default(),
             crowd: CoreCounts { ranks_here: nranks, cores_here: cores, cores },
@@ -280,6 +283,7 @@ impl LocalSetup {
         let Ok([segment, process, mailbox]) = <[OwnedFd; 3]>::try_from(member.fds) else {
             return Err(Error::Internal(format!("rank {rank} sent the wrong descriptors")));
         };
+        self.seen[rank] = OtherProcess::of(&process, member.pid)?;
         self.processes[rank] = Some(process);
         self.senders[rank] = Some(MailboxSender::new(mailbox));
         Segment::map(segment, self.map.bytes()).map(Arc::new)

@@ -206,6 +206,7 @@ fn assemble(
         mailbox,
         senders,
         processes,
+        seen,
         profiled,
         seated,
         crowd,
@@ -215,6 +216,7 @@ fn assemble(
     let spins = SpinPolicy::new(crowd.ranks_here, crowd.cores_here, config.spins);
     let segments = segments.into_iter().map(|segment| segment.expect("every rank has one"));
     let mut links = Links::new(rank, map, segments.collect(), &reach, spins);
+    links.set_processes(seen.clone());
     let pages = links.pages();
     pages.mine().introduce(std::process::id(), host::name());
     let outside = outside.map(|outside| outside.attach(&mut links, id, config)).transpose();
@@ -237,6 +239,7 @@ fn assemble(
         health: CommHealth {
             pages,
             liveness: Liveness::new(processes),
+            processes: seen,
             aborted: AtomicBool::new(false),
             timeout: Duration::from_millis(config.timeout_ms),
             init_timeout: config.init_timeout(),

@@ -91,6 +91,7 @@ impl SimCommunicator {
         let health = CommHealth {
             pages,
             liveness: Liveness::new(Vec::new()),
+            processes: Vec::new(),
             aborted: AtomicBool::new(false),
             timeout: PATIENCE,
             init_timeout: PATIENCE,

@@ -14,6 +14,7 @@ use crate::transport::cma::ReadProbe;
 use crate::transport::wait::Doorbell;
 use shrink_board::Board;
 use std::iter::repeat;
+use std::time::{Duration, Instant};
 
 /// Operations that the flight record remembers: 64 KiB, a few milliseconds of the smallest calls
 /// and a few minutes of a training step's.
@@ -152,6 +153,10 @@ fn is_of(record: &Record, sequence: u64) -> bool {
 /// The value of `life` while a failure is being written; a reader takes it for work.
 const FAILING: u32 = 3;
 
+/// How long another thread may take to write a failure: it takes a microsecond, or some turns of
+/// the scheduler.
+const WRITING: Duration = Duration::from_secs(1);
+
 /// The values of `gone`; 0 where the owner is there.
 const DEAD: u32 = 1;
 const UNREACHED: u32 = 2;
@@ -203,8 +208,13 @@ impl ControlBlock {
         if self.life.compare_exchange(from, to, Acquire, Acquire).is_ok() {
             self.write_failure(culprit, text);
         }
+        let started = Instant::now();
         while self.life.load(Acquire) == FAILING {
             std::thread::yield_now();
+            if started.elapsed() > WRITING {
+                // Nobody writes: a peer has put the word there.
+                self.write_failure(culprit, text);
+            }
         }
         // Pairs with the fence in `begin_remote_access`.
         fence(SeqCst);

@@ -14,6 +14,9 @@ pub const MOST_RANKS: usize = 4096;
 
 const WORDS: usize = MOST_RANKS / 64;
 
+/// No communicator comes so far; a peer's word may say more, to which nothing could be added.
+const MOST_ATTEMPTS: u64 = 1 << 48;
+
 /// Ranks of a communicator, a bit each.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RankSet([u64; WORDS]);
@@ -134,7 +137,7 @@ impl Board {
     pub fn publish(&self, announcement: &Announcement) {
         // Even where an earlier owner of the memory was stopped in the middle.
         let version = self.version.load(Relaxed) & !1;
-        self.version.store(version + 1, Relaxed);
+        self.version.store(version | 1, Relaxed);
         // Pairs with the Acquire fence in `read`: who sees a word of this sees the odd version.
         fence(Release);
         self.attempt.store(announcement.attempt, Relaxed);
@@ -146,10 +149,10 @@ impl Board {
             cell.store(word, Relaxed);
         }
         // Release: pairs with the Acquire in `read`.
-        self.version.store(version + 2, Release);
+        self.version.store(version.wrapping_add(2), Release);
     }
 
-    /// `None` while it is being written.
+    /// `None` while it is being written, and where it says what cannot be.
     pub fn read(&self) -> Option<Announcement> {
         // Acquire: pairs with the last Release in `publish`.
         let version = self.version.load(Acquire);
@@ -170,7 +173,8 @@ impl Board {
         // Pairs with the Release fence in `publish`.
         fence(Acquire);
         let whole = version & 1 == 0 && self.version.load(Relaxed) == version;
-        whole.then_some(announcement)
+        let can_be = announcement.attempt.max(announcement.settled) <= MOST_ATTEMPTS;
+        (whole && can_be).then_some(announcement)
     }
 }
 

@@ -13,7 +13,6 @@ use crate::error::Result;
 use crate::executor::host::CallBuffers;
 use crate::executor::links::Links;
 use crate::executor::progress_watch::ProgressWatch;
-use crate::sync::atomic::Ordering::Relaxed;
 use crate::transport::fifo::Stamp;
 use crate::transport::wait::WaitCheck;
 use std::time::Duration;
@@ -98,7 +97,7 @@ fn readable(
     watch: &dyn WaitCheck,
 ) -> Result<Base> {
     if theirs.input_region == KERNEL {
-        return Ok(Base::elsewhere(theirs, links.control(peer).pid.load(Relaxed)));
+        return Ok(Base::elsewhere(theirs, links.process(peer)?));
     }
     // Nothing is written there, wherever it is.
     let theirs = BufferAddresses { output_region: UNUSED, ..*theirs };

@@ -14,6 +14,7 @@ use crate::executor::links::Links;
 use crate::executor::progress_watch::ProgressWatch;
 use crate::transport::cma;
 use crate::transport::fifo::Stamp;
+use crate::transport::pidfd::OtherProcess;
 use crate::transport::wait::WaitCheck;
 use crate::types::ReduceOp;
 use std::time::{Duration, Instant};
@@ -53,15 +54,15 @@ pub struct Base {
     pub input: *const u8,
     pub output: *mut u8,
     pub scalar: f64,
-    /// The process whose address `input` is; 0 where it is one of this process.
-    process: u32,
+    /// The process whose address `input` is; `None` where it is one of this process.
+    process: Option<OtherProcess>,
 }
 
 impl Base {
     pub const NULL: Base = Base::new(std::ptr::null(), std::ptr::null_mut(), 1.0);
 
     pub const fn new(input: *const u8, output: *mut u8, scalar: f64) -> Base {
-        Base { input, output, scalar, process: 0 }
+        Base { input, output, scalar, process: None }
     }
 
     pub(in crate::executor) fn of(buffers: &CallBuffers) -> Base {
@@ -69,9 +70,10 @@ impl Base {
     }
 
     /// A peer's input that only the kernel reads.
-    pub(super) fn elsewhere(buffer_addresses: &BufferAddresses, process: u32) -> Base {
-        let input = std::ptr::without_provenance(buffer_addresses.input_offset as usize);
-        Base { process, ..Base::new(input, std::ptr::null_mut(), buffer_addresses.scalar) }
+    pub(super) fn elsewhere(addresses: &BufferAddresses, process: OtherProcess) -> Base {
+        let input = std::ptr::without_provenance(addresses.input_offset as usize);
+        let process = Some(process);
+        Base { process, ..Base::new(input, std::ptr::null_mut(), addresses.scalar) }
     }
 }
 
@@ -337,7 +339,7 @@ pub(super) unsafe fn work_on(
                 let BlockRef { rank: peer, .. } = step.sources[0];
                 let process = room.bases[peer].process;
                 for (index, target) in room.targets.iter().enumerate() {
-                    if process != 0 {
+                    if let Some(process) = process {
                         let source = room.sources[0].addr() as u64;
                         let go_on = &mut || watch.check(peer, Duration::ZERO);
                         unseen += step.bytes;

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::transport::core_distance::{Distance, Ticks};
 use crate::transport::fifo::{FifoShape, Receiver, Sender, Stamp};
 use crate::transport::network::Endpoint;
+use crate::transport::pidfd::OtherProcess;
 use crate::transport::segment::Segment;
 use crate::transport::wait::{self, Doorbell, SpinPolicy, WaitCheck};
 use std::sync::Arc;
@@ -48,6 +49,8 @@ pub struct Links {
     /// By rank, this rank's own among them; they hold the memory that `links` points into.
     segments: Vec<Arc<Segment>>,
     controls: Vec<ControlPage>,
+    /// By rank: the process whose memory the kernel reads for this one.
+    processes: Vec<Option<OtherProcess>>,
     /// From where on a peer is far.
     far: Ticks,
     /// The connections with peers on other machines, if there are any.
@@ -177,6 +180,21 @@ impl SegmentMap {
 }
 
 impl Links {
+    /// Take the processes of the ranks, as the kernel names them.
+    pub fn set_processes(&mut self, processes: Vec<Option<OtherProcess>>) {
+        self.processes = processes;
+    }
+
+    /// The process of a peer that says that the kernel may read its memory.
+    pub fn process(&self, peer: usize) -> Result<OtherProcess> {
+        self.processes[peer].ok_or_else(|| {
+            Error::usage(format!(
+                "rank {peer} announced memory of its process, which rank {} cannot see",
+                self.rank
+            ))
+        })
+    }
+
     /// Connect to every rank: through its segment (this rank's own in its place), or, with a mirror
     /// of its control page for a segment, through the network that is to be attached.
     pub fn new(
@@ -224,7 +242,19 @@ impl Links {
             segments.iter().map(|segment| ControlPage(segment.address().cast())).collect();
         let far = if streams_far() { Ticks::far() } else { Ticks::NEVER };
         let geometry = map.geometry;
-        Links { rank, nranks, geometry, patience, links, segments, controls, far, network: None }
+        let (processes, network) = (vec![None; nranks], None);
+        Links {
+            rank,
+            nranks,
+            geometry,
+            patience,
+            links,
+            segments,
+            controls,
+            processes,
+            far,
+            network,
+        }
     }
 
     /// Give the links that reach through the network their connections.
@@ -428,7 +458,9 @@ impl Links {
             Some((_, receiver)) => receiver.peek(),
             None => self.peek_remote(peer),
         };
-        let message = come.expect("it has come");
+        let Some(message) = come else {
+            return Error::usage(format!("rank {peer} has taken a message back"));
+        };
         if let Some(error) = watch.unexpected(peer, stamp, &message.stamp) {
             return error;
         }
