@@ -4,12 +4,12 @@
 //! same: one copy in place of the two that slots take, and a system call that looks up every page.
 //! Which of them is faster is measured. Nothing is ever written this way.
 //!
-//! A process is named by its number, which comes from the kernel ([`OtherProcess`]), and which
+//! A process is named by its number, which comes from the kernel ([`ReadableProcess`]), and which
 //! another one may get after its death. So whoever reads asks afterwards whether the owner still
 //! lives ([`super::pidfd`]): if it does, the number was its own all the time.
 #![allow(unsafe_code)]
 
-use super::pidfd::OtherProcess;
+use super::pidfd::ReadableProcess;
 use crate::error::{Error, Result};
 use crate::fork::Once;
 use std::cell::Cell;
@@ -60,7 +60,7 @@ impl ReadProbe {
     }
 
     /// Whether this process may read the memory of the one that says so of itself.
-    pub fn is_readable(&self, process: OtherProcess) -> bool {
+    pub fn is_readable(&self, process: ReadableProcess) -> bool {
         let mut word = 0u64;
         // SAFETY: the word has eight bytes.
         let read = unsafe { read(process, (&raw mut word).cast(), self.address, 8) };
@@ -69,7 +69,7 @@ impl ReadProbe {
 
     /// What such copies take, in microseconds: to begin with, and a byte. `None` where they are
     /// not permitted.
-    pub fn measure(&self, process: OtherProcess) -> Option<(f64, f64)> {
+    pub fn measure(&self, process: ReadableProcess) -> Option<(f64, f64)> {
         if !self.is_readable(process) {
             return None;
         }
@@ -149,7 +149,7 @@ fn find_lendable(address: *const u8, bytes: usize) -> bool {
 /// # Safety
 /// `target` has room for the bytes.
 pub unsafe fn read(
-    process: OtherProcess,
+    process: ReadableProcess,
     target: *mut u8,
     source: u64,
     bytes: usize,
@@ -163,7 +163,7 @@ pub unsafe fn read(
 /// # Safety
 /// As for `read`.
 pub unsafe fn read_on(
-    process: OtherProcess,
+    process: ReadableProcess,
     target: *mut u8,
     source: u64,
     bytes: usize,
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_sample_is_read_where_it_is_and_nowhere_else() {
-        let me = OtherProcess::itself();
+        let me = ReadableProcess::this();
         let sample = ReadProbe::of_this_process(77);
         assert!(sample.is_readable(me));
         assert_eq!(ReadProbe::of_this_process(78), sample);
@@ -224,7 +224,7 @@ mod tests {
             assert_eq!(libc::munmap(start.wrapping_byte_add(page), page), 0);
             start
         };
-        let (me, mut target) = (OtherProcess::itself(), vec![7u8; 2 * page]);
+        let (me, mut target) = (ReadableProcess::this(), vec![7u8; 2 * page]);
         let mut read_from = |offset: usize, bytes: usize| {
             // SAFETY: the target has two pages.
             unsafe { read(me, target.as_mut_ptr(), (start.addr() + offset) as u64, bytes) }

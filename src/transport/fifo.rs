@@ -13,9 +13,12 @@
 //! in the slot, as in Vyukov's bounded queue.
 #![allow(unsafe_code)]
 
+mod label;
+
 use super::prefetch;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Site, UnsafeCell, ordering};
+use label::Label;
 
 /// Payload bytes that fit the header line: what 64 leaves after the position and the label.
 pub const INLINE: usize = 24;
@@ -54,82 +57,6 @@ pub struct Stamp {
     pub fingerprint: u64,
     /// The sending rank.
     pub source: u32,
-}
-
-/// What the header says of a message.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-struct Label {
-    communicator: u32,
-    epoch: u32,
-    sequence: u64,
-    fingerprint: u64,
-    source: u32,
-    /// Payload bytes.
-    length: u32,
-}
-
-impl Label {
-    /// Write the label of a message, word by word.
-    ///
-    /// The call has just written the stamp. A compiler left to itself reads two of its words by
-    /// one load of twice the width, which has to wait until both stores have left the core's
-    /// buffer, behind those to lines that another core has.
-    ///
-    /// # Safety
-    /// The label is memory of a ring.
-    #[inline]
-    unsafe fn write(label: *mut Label, stamp: &Stamp, length: u32) {
-        // SAFETY: the caller's promise. Peers may write there, right or wrong: hence atomics,
-        // relaxed, as the position of the message orders them.
-        unsafe {
-            word(&raw mut (*label).length).store(length, Relaxed);
-            // See `ReceivedMessage::matches`.
-            if !cfg!(ringcomm_unchecked) {
-                word(&raw mut (*label).communicator).store(stamp.communicator, Relaxed);
-                word(&raw mut (*label).epoch).store(stamp.epoch, Relaxed);
-                long(&raw mut (*label).sequence).store(stamp.sequence, Relaxed);
-                long(&raw mut (*label).fingerprint).store(stamp.fingerprint, Relaxed);
-                word(&raw mut (*label).source).store(stamp.source, Relaxed);
-            }
-        }
-    }
-
-    /// Copy a label, each word once: a wrong peer may change it meanwhile.
-    ///
-    /// # Safety
-    /// As for `write`.
-    #[inline]
-    unsafe fn read(label: *const Label) -> Label {
-        let label = label.cast_mut();
-        // SAFETY: as in `write`.
-        unsafe {
-            Label {
-                communicator: word(&raw mut (*label).communicator).load(Relaxed),
-                epoch: word(&raw mut (*label).epoch).load(Relaxed),
-                sequence: long(&raw mut (*label).sequence).load(Relaxed),
-                fingerprint: long(&raw mut (*label).fingerprint).load(Relaxed),
-                source: word(&raw mut (*label).source).load(Relaxed),
-                length: word(&raw mut (*label).length).load(Relaxed),
-            }
-        }
-    }
-}
-
-/// # Safety
-/// Aligned memory that stays as long as the reference.
-#[inline]
-unsafe fn word<'a>(place: *mut u32) -> &'a std::sync::atomic::AtomicU32 {
-    // SAFETY: the caller's promise.
-    unsafe { std::sync::atomic::AtomicU32::from_ptr(place) }
-}
-
-/// # Safety
-/// As for `word`.
-#[inline]
-unsafe fn long<'a>(place: *mut u64) -> &'a std::sync::atomic::AtomicU64 {
-    // SAFETY: the caller's promise.
-    unsafe { std::sync::atomic::AtomicU64::from_ptr(place) }
 }
 
 /// The first line of a slot.

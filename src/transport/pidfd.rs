@@ -17,16 +17,16 @@ pub fn own_descriptor() -> Result<OwnedFd> {
         .map_err(|error| Error::os("watching processes (pidfd_open needs Linux 5.3)", error))
 }
 
-/// Another process of this machine, as the kernel names it: never this one, and never a number that
-/// somebody wrote.
+/// A process of this machine whose memory the kernel may read for this one, as the kernel names it:
+/// never a number that somebody wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OtherProcess(NonZeroU32);
+pub struct ReadableProcess(NonZeroU32);
 
-impl OtherProcess {
+impl ReadableProcess {
     /// The process behind a descriptor that a peer sent, where `told`, the number that the kernel
     /// gave for the peer's own connection, is its number, too. `None` where this process cannot see
     /// it, as from another container, or it has ended.
-    pub fn of(descriptor: &OwnedFd, told: u32) -> Result<Option<OtherProcess>> {
+    pub fn of(descriptor: &OwnedFd, told: u32) -> Result<Option<ReadableProcess>> {
         let path = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
         // Without this file nothing is known of any process.
         let Ok(text) = std::fs::read_to_string(path) else { return Ok(None) };
@@ -36,13 +36,12 @@ impl OtherProcess {
         })?;
         let number = number.trim().parse::<u32>().ok().filter(|number| *number == told);
         let number = number.filter(|number| *number != std::process::id());
-        Ok(number.and_then(NonZeroU32::new).map(OtherProcess))
+        Ok(number.and_then(NonZeroU32::new).map(ReadableProcess))
     }
 
-    /// This one, for tests of what is done with another.
-    #[cfg(test)]
-    pub fn itself() -> OtherProcess {
-        OtherProcess(NonZeroU32::new(std::process::id()).expect("not 0"))
+    /// This one, for ranks that the kernel says are threads of it.
+    pub fn this() -> ReadableProcess {
+        ReadableProcess(NonZeroU32::new(std::process::id()).expect("not 0"))
     }
 
     /// Its number, for the kernel.
@@ -132,17 +131,17 @@ mod tests {
     #[test]
     fn a_process_is_the_kernels_word_and_never_a_peers() {
         let (mut child, descriptor) = child();
-        let process = OtherProcess::of(&descriptor, child.id()).unwrap().expect("it is here");
+        let process = ReadableProcess::of(&descriptor, child.id()).unwrap().expect("it is here");
         assert_eq!(process.number(), child.id());
         // The descriptor is of one process, the connection of another.
-        assert_eq!(OtherProcess::of(&descriptor, child.id() + 1), Ok(None));
+        assert_eq!(ReadableProcess::of(&descriptor, child.id() + 1), Ok(None));
         let own = own_descriptor().unwrap();
-        assert_eq!(OtherProcess::of(&own, std::process::id()), Ok(None));
+        assert_eq!(ReadableProcess::of(&own, std::process::id()), Ok(None));
         let file = OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap());
-        let text = OtherProcess::of(&file, child.id()).unwrap_err().to_string();
+        let text = ReadableProcess::of(&file, child.id()).unwrap_err().to_string();
         assert!(text.contains("no process's"), "{text}");
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(OtherProcess::of(&descriptor, child.id()), Ok(None));
+        assert_eq!(ReadableProcess::of(&descriptor, child.id()), Ok(None));
     }
 }

@@ -14,7 +14,7 @@ use crate::executor::control_block::Life;
 use crate::executor::links::Pages;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
 use crate::transport::fifo::Stamp;
-use crate::transport::pidfd::{Liveness, OtherProcess};
+use crate::transport::pidfd::{Liveness, ReadableProcess};
 use crate::transport::wait::WaitCheck;
 use std::cell::Cell;
 use std::thread::{self, ThreadId};
@@ -25,7 +25,7 @@ pub struct CommHealth {
     pub pages: Pages,
     pub liveness: Liveness,
     /// By rank: the process whose memory the kernel reads for this one.
-    pub processes: Vec<Option<OtherProcess>>,
+    pub processes: Vec<Option<ReadableProcess>>,
     pub aborted: AtomicBool,
     pub timeout: Duration,
     /// The same while the communicator is made.

@@ -172,8 +172,7 @@ fn meet(communicator: &Communicator, copies: bool, cancel: CancelCheck) -> Resul
     };
     let is_readable = |peer: usize| {
         let process = communicator.health.processes[peer];
-        let is_own = |peer| peer == communicator.rank;
-        is_own(peer) || process.is_some_and(|process| pages.of(peer).sample().is_readable(process))
+        process.is_some_and(|process| pages.of(peer).sample().is_readable(process))
     };
     let mut all = u8::from(copies && processes && (0..pages.nranks()).all(is_readable));
     let meeting = match copies && processes {

@@ -6,15 +6,17 @@ use super::vanished_ranks::Patrol;
 use crate::bootstrap::{self, BootstrapError, Contribution, LivenessProbe, Member, UniqueId};
 use crate::communicator::gpu::DevicePlacement;
 use crate::communicator::health::wait_check::CancelCheck;
+use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::executor::links::{Pages, Reach, SegmentMap};
+use crate::executor::links::{Links, Pages, Reach, SegmentMap};
 use crate::fork::ForkSafeMutex;
 use crate::host;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::transport::cma::ReadProbe;
-use crate::transport::pidfd::{self, OtherProcess};
+use crate::transport::pidfd::{self, ReadableProcess};
 use crate::transport::segment::Segment;
 use crate::transport::shm_export::{Mailbox, MailboxSender};
+use crate::transport::wait::SpinPolicy;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -94,7 +96,7 @@ pub(super) struct LocalSetup {
     pub senders: Vec<Option<MailboxSender>>,
     pub processes: Vec<Option<OwnedFd>>,
     /// The same as the kernel names them, where this process can see them.
-    pub seen: Vec<Option<OtherProcess>>,
+    pub seen: Vec<Option<ReadableProcess>>,
     /// What rank 0 has of a tuning file.
     pub profiled: Profiled,
     /// On which device this rank is, and the others.
@@ -246,6 +248,7 @@ impl LocalSetup {
             introductions.push(theirs);
             let same = near || other == self.rank;
             self.reach[other] = if same { Reach::Process } else { Reach::Machine };
+            self.seen[other] = same.then(ReadableProcess::this);
             self.segments[other] = Some(if other == self.rank {
                 segment.clone()
             } else if same {
@@ -255,6 +258,16 @@ impl LocalSetup {
             });
         }
         Ok(introductions)
+    }
+
+    /// The links with all ranks, each of which has a segment here by now.
+    pub fn links(&self, config: &Config) -> Links {
+        let spins = SpinPolicy::new(self.crowd.ranks_here, self.crowd.cores_here, config.spins);
+        let segments = self.segments.iter().cloned();
+        let segments = segments.map(|segment| segment.expect("every rank has one")).collect();
+        let mut links = Links::new(self.rank, self.map, segments, &self.reach, spins);
+        links.set_processes(self.seen.clone());
+        links
     }
 
     /// Give the ranks of other hosts a mirror each.
@@ -283,7 +296,7 @@ impl LocalSetup {
         let Ok([segment, process, mailbox]) = <[OwnedFd; 3]>::try_from(member.fds) else {
             return Err(Error::Internal(format!("rank {rank} sent the wrong descriptors")));
         };
-        self.seen[rank] = OtherProcess::of(&process, member.pid)?;
+        self.seen[rank] = ReadableProcess::of(&process, member.pid)?;
         self.processes[rank] = Some(process);
         self.senders[rank] = Some(MailboxSender::new(mailbox));
         Segment::map(segment, self.map.bytes()).map(Arc::new)

@@ -42,7 +42,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64};
 use crate::transport::fifo::Stamp;
 use crate::transport::pidfd::Liveness;
 use crate::transport::segment::Segment;
-use crate::transport::wait::{self, SpinPolicy};
+use crate::transport::wait;
 use crate::types::{DataType, ReduceOp};
 use calibrate::Profiled;
 pub use from_launcher::new_id;
@@ -197,10 +197,9 @@ fn assemble(
     config: &Config,
     cancel: CancelCheck,
 ) -> Result<Communicator, BootstrapError> {
+    let mut links = setup.links(config);
     let LocalSetup {
         rank,
-        map,
-        segments,
         reach,
         hosts,
         mailbox,
@@ -213,10 +212,6 @@ fn assemble(
         ..
     } = setup;
     prepare();
-    let spins = SpinPolicy::new(crowd.ranks_here, crowd.cores_here, config.spins);
-    let segments = segments.into_iter().map(|segment| segment.expect("every rank has one"));
-    let mut links = Links::new(rank, map, segments.collect(), &reach, spins);
-    links.set_processes(seen.clone());
     let pages = links.pages();
     pages.mine().introduce(std::process::id(), host::name());
     let outside = outside.map(|outside| outside.attach(&mut links, id, config)).transpose();

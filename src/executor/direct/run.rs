@@ -14,7 +14,7 @@ use crate::executor::links::Links;
 use crate::executor::progress_watch::ProgressWatch;
 use crate::transport::cma;
 use crate::transport::fifo::Stamp;
-use crate::transport::pidfd::OtherProcess;
+use crate::transport::pidfd::ReadableProcess;
 use crate::transport::wait::WaitCheck;
 use crate::types::ReduceOp;
 use std::time::{Duration, Instant};
@@ -55,7 +55,7 @@ pub struct Base {
     pub output: *mut u8,
     pub scalar: f64,
     /// The process whose address `input` is; `None` where it is one of this process.
-    process: Option<OtherProcess>,
+    process: Option<ReadableProcess>,
 }
 
 impl Base {
@@ -70,7 +70,7 @@ impl Base {
     }
 
     /// A peer's input that only the kernel reads.
-    pub(super) fn elsewhere(addresses: &BufferAddresses, process: OtherProcess) -> Base {
+    pub(super) fn elsewhere(addresses: &BufferAddresses, process: ReadableProcess) -> Base {
         let input = std::ptr::without_provenance(addresses.input_offset as usize);
         let process = Some(process);
         Base { process, ..Base::new(input, std::ptr::null_mut(), addresses.scalar) }

@@ -4,6 +4,7 @@
 //! made another call is found at its first message.
 #![allow(unsafe_code)]
 
+mod pages;
 mod remote;
 
 use super::control_block::device::DevicePage;
@@ -13,9 +14,11 @@ use crate::error::{Error, Result};
 use crate::transport::core_distance::{Distance, Ticks};
 use crate::transport::fifo::{FifoShape, Receiver, Sender, Stamp};
 use crate::transport::network::Endpoint;
-use crate::transport::pidfd::OtherProcess;
+use crate::transport::pidfd::ReadableProcess;
 use crate::transport::segment::Segment;
 use crate::transport::wait::{self, Doorbell, SpinPolicy, WaitCheck};
+use pages::{ControlPage, DevicePagePointer};
+pub use pages::{DevicePages, Pages};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,77 +53,11 @@ pub struct Links {
     segments: Vec<Arc<Segment>>,
     controls: Vec<ControlPage>,
     /// By rank: the process whose memory the kernel reads for this one.
-    processes: Vec<Option<OtherProcess>>,
+    processes: Vec<Option<ReadableProcess>>,
     /// From where on a peer is far.
     far: Ticks,
     /// The connections with peers on other machines, if there are any.
     pub(super) network: Option<Box<dyn Endpoint>>,
-}
-
-/// A control page inside a segment that `Links::segments` keeps alive.
-#[derive(Clone, Copy)]
-struct ControlPage(*const ControlBlock);
-
-// SAFETY: a control page is all atomics; the segment behind it outlives the pointer (Links, Pages).
-unsafe impl Send for ControlPage {}
-// SAFETY: as above.
-unsafe impl Sync for ControlPage {}
-
-/// The control pages alone, for threads that look on: abort, dump, the watch.
-#[derive(Clone)]
-pub struct Pages {
-    pub rank: usize,
-    controls: Vec<ControlPage>,
-    _segments: Vec<Arc<Segment>>,
-}
-
-impl Pages {
-    /// The pages at the start of every rank's segment.
-    pub fn new(rank: usize, segments: Vec<Arc<Segment>>) -> Pages {
-        assert!(segments.iter().all(|segment| segment.bytes() >= SegmentMap::mirror_bytes()));
-        let page = |segment: &Arc<Segment>| ControlPage(segment.address().cast());
-        Pages { rank, controls: segments.iter().map(page).collect(), _segments: segments }
-    }
-
-    pub fn of(&self, rank: usize) -> &ControlBlock {
-        // SAFETY: the page lies in a segment that `_segments` keeps mapped.
-        unsafe { &*self.controls[rank].0 }
-    }
-
-    pub fn mine(&self) -> &ControlBlock {
-        self.of(self.rank)
-    }
-
-    pub fn nranks(&self) -> usize {
-        self.controls.len()
-    }
-}
-
-/// The pages of ranks on devices, which devices and threads that look on use.
-#[derive(Clone)]
-pub struct DevicePages {
-    pages: Vec<DevicePagePointer>,
-    _segments: Vec<Arc<Segment>>,
-}
-
-/// A page inside a segment that [`DevicePages`] keeps alive.
-#[derive(Clone, Copy)]
-struct DevicePagePointer(*const DevicePage);
-
-// SAFETY: as for a control page.
-unsafe impl Send for DevicePagePointer {}
-// SAFETY: as above.
-unsafe impl Sync for DevicePagePointer {}
-
-impl DevicePages {
-    pub fn nranks(&self) -> usize {
-        self.pages.len()
-    }
-
-    pub fn of(&self, rank: usize) -> &DevicePage {
-        // SAFETY: the page lies in a segment that `_segments` keeps mapped.
-        unsafe { &*self.pages[rank].0 }
-    }
 }
 
 /// Where the parts of a rank's segment lie: its control page, its page for devices, then one
@@ -181,12 +118,12 @@ impl SegmentMap {
 
 impl Links {
     /// Take the processes of the ranks, as the kernel names them.
-    pub fn set_processes(&mut self, processes: Vec<Option<OtherProcess>>) {
+    pub fn set_processes(&mut self, processes: Vec<Option<ReadableProcess>>) {
         self.processes = processes;
     }
 
     /// The process of a peer that says that the kernel may read its memory.
-    pub fn process(&self, peer: usize) -> Result<OtherProcess> {
+    pub fn process(&self, peer: usize) -> Result<ReadableProcess> {
         self.processes[peer].ok_or_else(|| {
             Error::usage(format!(
                 "rank {peer} announced memory of its process, which rank {} cannot see",
