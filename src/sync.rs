@@ -40,6 +40,17 @@ impl<T> UnsafeCell<T> {
 #[cfg(not(loom))]
 pub use lock::{Condvar, Mutex, MutexGuard, count_lock, locks_taken};
 
+/// What a thread keeps for itself; a new one where the thread is ending and has let go of its own,
+/// as in the destructors of a program's thread-local variables and in its handlers of `exit`.
+pub fn with_local<T: Default, R>(
+    own: &'static std::thread::LocalKey<T>,
+    work: impl FnOnce(&T) -> R,
+) -> R {
+    let mut work = Some(work);
+    let mut run = |value: &T| work.take().expect("run once")(value);
+    own.try_with(&mut run).unwrap_or_else(|_| run(&T::default()))
+}
+
 #[cfg(not(loom))]
 mod lock {
     use std::cell::Cell;

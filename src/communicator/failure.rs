@@ -4,10 +4,10 @@ use super::gpu::Gpu;
 use super::{Communicator, WARNINGS};
 use crate::error::Error;
 use crate::executor::links::Pages;
+use crate::os::thread_signals::say;
 use crate::sync::Mutex;
 use crate::sync::atomic::Ordering::*;
 use crate::transport::wait;
-use std::io::{Write, stderr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -68,8 +68,7 @@ impl Communicator {
     /// Print to standard error, where `RINGCOMM_DEBUG` asks for it.
     #[cold]
     pub(super) fn log(&self, text: &str) {
-        // Nobody may be reading any more, and that fails no call.
-        let _ = writeln!(stderr(), "ringcomm: rank {} of {}: {text}", self.rank, self.nranks);
+        say(&format!("ringcomm: rank {} of {}: {text}", self.rank, self.nranks));
     }
 
     /// Say why a call has gone through the host, where that is news.
@@ -89,6 +88,18 @@ impl Communicator {
             wait::ring_bell(&pages.of(peer).bell);
         }
         self.health.publish();
+    }
+
+    /// End the call that the calling thread is in, where this is a signal handler that interrupted
+    /// it, by what such a handler may do; whether that was so. The call itself tells the peers.
+    pub fn abort_interrupted(&self) -> bool {
+        let is_interrupted = self.is_of_this_process() && self.engine.is_mine();
+        if is_interrupted {
+            self.aborts.fetch_add(1, Release);
+            // Release: as in `abort`.
+            self.health.aborted.store(true, Release);
+        }
+        is_interrupted
     }
 
     /// Fail everything running on this rank and tell the peers. From any thread.

@@ -30,6 +30,7 @@ use crate::device::cuda::PointerKind;
 use crate::error::{Error, Result};
 use crate::executor::control_block::Life;
 use crate::fork;
+use crate::os::thread_signals::NoCancel;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::transport::shm_export;
@@ -160,6 +161,7 @@ impl Communicator {
         self.check_process()?;
         self.follow();
         let mut engine = self.engine.take();
+        let _whole = self.on_network();
         self.check()?;
         if let Some(late) = self.health.lateness(gpu) {
             return Err(self.record_failure(late));
@@ -267,12 +269,18 @@ impl Communicator {
         self.gpu.as_ref().map(|gpu| gpu.device.ordinal)
     }
 
+    /// Nobody is cancelled between two system calls of a message. Calls without any wait first.
+    fn on_network(&self) -> Option<NoCancel> {
+        self.outside.as_ref().map(|_| NoCancel::new())
+    }
+
     /// Run an exchange in this rank's turn.
     #[inline]
     fn exchanged(&self, run: impl FnOnce(&mut Engine) -> Result<()>) -> Result<()> {
         self.check_process()?;
         self.follow();
         let mut engine = self.engine.take();
+        let _whole = self.on_network();
         self.check()?;
         let guard = Unwinding(self);
         let outcome = run(&mut engine);

@@ -8,9 +8,9 @@ use super::calls::dispatch;
 use crate::error::{Error, Result};
 use crate::ffi::object::{self, Comm};
 use crate::ffi::types::{ringComm_t, ringResult_t};
+use crate::os::thread_signals::{NoCancel, say};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
-use std::io::{Write, stderr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 thread_local! {
@@ -60,6 +60,7 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> Error {
 /// Run a function that has no communicator.
 #[inline]
 pub fn run<F: FnOnce() -> Result<()>>(body: F) -> ringResult_t {
+    let _whole = NoCancel::new();
     match caught(body) {
         Ok(()) => ringResult_t::ringSuccess,
         Err(error) => failed(&named::<F>(error), None),
@@ -68,12 +69,14 @@ pub fn run<F: FnOnce() -> Result<()>>(body: F) -> ringResult_t {
 
 /// Run a function whose answer on success is a code of its own.
 pub fn run_for<F: FnOnce() -> Result<ringResult_t>>(body: F) -> ringResult_t {
+    let _whole = NoCancel::new();
     caught(body).unwrap_or_else(|error| failed(&named::<F>(error), None))
 }
 
 /// Run a function of a communicator that asks or changes something here and now.
 #[inline]
 pub fn run_on(comm: ringComm_t, body: impl FnOnce(&Comm) -> Result<()>) -> ringResult_t {
+    let _whole = NoCancel::new();
     run_noting(comm, body, |error| error)
 }
 
@@ -124,11 +127,10 @@ pub fn failed(error: &Error, comm: Option<&Comm>) -> ringResult_t {
     // What broke a communicator, it has printed itself.
     let printed = comm.is_some() && !matches!(error, Error::InvalidArgument(_));
     if !printed && comm.map_or_else(debug_of_environment, |comm| comm.debug) > 0 {
-        // Nobody may be reading any more: that changes no result, and must not panic here.
-        let _ = match comm {
-            Some(comm) => writeln!(stderr(), "ringcomm: rank {}: {text}", comm.communicator.rank()),
-            None => writeln!(stderr(), "ringcomm: {text}"),
-        };
+        match comm {
+            Some(comm) => say(&format!("ringcomm: rank {}: {text}", comm.communicator.rank())),
+            None => say(&format!("ringcomm: {text}")),
+        }
     }
     if let Some(comm) = comm {
         comm.communicator.note(error);

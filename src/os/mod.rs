@@ -1,6 +1,7 @@
 //! What the operating system gives that more than one room needs: sockets, sleeping on descriptors,
 //! signals of threads.
 
+pub(crate) mod descriptors;
 pub(crate) mod poll;
 pub(crate) mod sockets;
 pub mod tcp_liveness;

@@ -1,6 +1,7 @@
 //! Sleeping on descriptors: one `poll`, and the event that ends a sleep from another thread.
 #![allow(unsafe_code)]
 
+use super::descriptors::above_stdio;
 use crate::error::{Error, Result};
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -46,7 +47,9 @@ pub struct EventFd(OwnedFd);
 impl EventFd {
     pub fn new() -> Result<EventFd> {
         let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        made.map(EventFd).map_err(|error| Error::os("making an eventfd", error))
+        made.and_then(above_stdio)
+            .map(EventFd)
+            .map_err(|error| Error::os("making an eventfd", error))
     }
 
     pub fn raise(&self) {

@@ -1,6 +1,7 @@
 //! What every socket of the library has in common: no call on it blocks, no program that is
 //! executed sees it, and forked children let go of it.
 
+use super::descriptors::above_stdio;
 use crate::fork;
 use rustix::net::{
     AddressFamily, SocketAddrAny, SocketFlags, SocketType, acceptfrom_with, socket_with, sockopt,
@@ -16,7 +17,7 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 /// A new stream socket.
 pub fn stream(family: AddressFamily) -> rustix::io::Result<OwnedFd> {
-    let socket = socket_with(family, SocketType::STREAM, FLAGS, None)?;
+    let socket = above_stdio(socket_with(family, SocketType::STREAM, FLAGS, None)?)?;
     fork::let_go_in_child(socket.as_raw_fd());
     Ok(socket)
 }
@@ -24,6 +25,7 @@ pub fn stream(family: AddressFamily) -> rustix::io::Result<OwnedFd> {
 /// The next connection in a listener's queue, and where it comes from.
 pub fn accept(listener: impl AsFd) -> rustix::io::Result<(OwnedFd, Option<SocketAddrAny>)> {
     let (socket, from) = acceptfrom_with(listener, FLAGS)?;
+    let socket = above_stdio(socket)?;
     fork::let_go_in_child(socket.as_raw_fd());
     Ok((socket, from))
 }

@@ -1,4 +1,4 @@
-//! Threads that take none of the program's signals: those are for the program's own threads.
+//! Threads and what may interrupt them: signals of the program, and its cancelling of a thread.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
@@ -29,6 +29,97 @@ pub fn spawn_deaf(
     // SAFETY: the set that was filled above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
     started
+}
+
+/// What the kernel sends a thread for a write that cannot be: past a limit of sizes, to a pipe or
+/// socket that nobody reads.
+const OF_WRITES: [libc::c_int; 2] = [libc::SIGXFSZ, libc::SIGPIPE];
+
+/// Do something that makes files grow or writes to whatever the program has for its errors. Where
+/// that cannot be, it is an error here, and no signal ends the program for it.
+pub fn without_size_signal<T>(work: impl FnOnce() -> T) -> T {
+    let mut ours = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut pending = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: each set is filled before it is read, here or below.
+    unsafe {
+        libc::sigemptyset(ours.as_mut_ptr());
+        for signal in OF_WRITES {
+            libc::sigaddset(ours.as_mut_ptr(), signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, ours.as_ptr(), before.as_mut_ptr());
+        libc::sigpending(pending.as_mut_ptr());
+    }
+    let result = work();
+    // SAFETY: the sets above; no place for what is known of a signal is given.
+    unsafe {
+        for signal in OF_WRITES {
+            // One that was there before is the program's.
+            if libc::sigismember(pending.as_ptr(), signal) == 0 {
+                let mut one = MaybeUninit::<libc::sigset_t>::uninit();
+                libc::sigemptyset(one.as_mut_ptr());
+                libc::sigaddset(one.as_mut_ptr(), signal);
+                let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+                libc::sigtimedwait(one.as_ptr(), ptr::null_mut(), &now);
+            }
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
+    }
+    result
+}
+
+/// Say something on the program's standard error, whatever that is.
+pub fn say(text: &str) {
+    use std::io::Write;
+    // Nobody may be reading any more: that changes no result.
+    let _ = without_size_signal(|| writeln!(io::stderr(), "{text}"));
+}
+
+/// A number of the calling thread that no other one has while it runs; never 0. It costs one load,
+/// and a signal handler may ask.
+#[inline]
+pub fn this_thread() -> usize {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        let block: usize;
+        // SAFETY: the thread's control block begins with its own address (x86-64 psABI, TLS).
+        unsafe {
+            std::arch::asm!("mov {}, fs:0", out(reg) block, options(nostack, pure, readonly))
+        };
+        block
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    {
+        // SAFETY: no arguments, cannot fail.
+        unsafe { libc::pthread_self() as usize }
+    }
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
+}
+
+/// PTHREAD_CANCEL_DISABLE of glibc and musl.
+const DISABLE: libc::c_int = 1;
+
+/// While it lives, the calling thread is not cancelled: cancelling unwinds, which would end the
+/// process in the library's code. What is asked for meanwhile happens afterwards, in the program's.
+pub struct NoCancel(libc::c_int);
+
+impl NoCancel {
+    pub fn new() -> NoCancel {
+        let mut before = 0;
+        // SAFETY: the place is live; the state is one of the two.
+        unsafe { pthread_setcancelstate(DISABLE, &mut before) };
+        NoCancel(before)
+    }
+}
+
+impl Drop for NoCancel {
+    fn drop(&mut self) {
+        // SAFETY: the state that the thread had.
+        unsafe { pthread_setcancelstate(self.0, ptr::null_mut()) };
+    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@
 
 use super::shm_export;
 use crate::error::{Error, Result};
+use crate::fork;
+use crate::os::descriptors::above_stdio;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -15,7 +17,8 @@ use rustix::net::{
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 /// The words of a message: what its memory is called, and its bytes.
 const WORDS: usize = 2;
@@ -52,7 +55,7 @@ impl Sent {
 pub struct Mailbox(OwnedFd);
 
 /// The writing end, of which each peer has a copy.
-pub struct MailboxSender(OwnedFd);
+pub struct MailboxSender(Arc<OwnedFd>);
 
 impl Mailbox {
     /// A mailbox, and the descriptor to hand to the peers.
@@ -60,6 +63,11 @@ impl Mailbox {
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let (reader, writer) = socketpair(family, kind, SocketFlags::CLOEXEC, None)
             .map_err(|error| Error::os("making a mailbox (socketpair)", error))?;
+        let [reader, writer] = [reader, writer].map(above_stdio);
+        let failed = |error| Error::os("making a mailbox", error);
+        let (reader, writer) = (reader.map_err(failed)?, writer.map_err(failed)?);
+        // It ends with this process, whatever children do.
+        fork::let_go_in_child(reader.as_raw_fd());
         Ok((Mailbox(reader), writer))
     }
 
@@ -83,7 +91,9 @@ impl Mailbox {
                 _ => None,
             })
             .flatten()
-            .collect();
+            .map(above_stdio)
+            .collect::<Result<_, _>>()
+            .map_err(|error| Error::os("taking a descriptor that a peer sent", error))?;
         let (is_long, lacks) =
             (got.flags.contains(ReturnFlags::TRUNC), got.flags.contains(ReturnFlags::CTRUNC));
         if lacks && !is_long && descriptors.len() < MOST {
@@ -109,9 +119,14 @@ impl Mailbox {
 }
 
 impl MailboxSender {
+    /// The end itself, which shows that the mailbox is closed.
+    pub fn lifeline(&self) -> Arc<OwnedFd> {
+        self.0.clone()
+    }
+
     /// The sending end behind the descriptor that a peer handed out.
     pub fn new(descriptor: OwnedFd) -> MailboxSender {
-        MailboxSender(descriptor)
+        MailboxSender(Arc::new(descriptor))
     }
 
     /// Send a region of this process. An error means that the peer does not have it: its mailbox is

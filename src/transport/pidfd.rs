@@ -3,18 +3,24 @@
 //! A process number says nothing about a death, since the next process may get it; a descriptor of
 //! the process does. It becomes readable when the process has ended, whoever its parent is, and
 //! with its descriptor open no other process is ever mistaken for it.
+//!
+//! Where the system refuses such descriptors, and for a process that becomes another program, there
+//! is a second sign: a rank holds one end of a socket pair, its mailbox, which the kernel closes
+//! with the process or at `execve`.
 
 use crate::error::{Error, Result};
+use crate::os::descriptors::above_stdio;
 use crate::os::poll::{entry, poll_for};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use std::num::NonZeroU32;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::time::Duration;
 
-/// A descriptor of this process, for peers to watch.
-pub fn own_descriptor() -> Result<OwnedFd> {
-    pidfd_open(getpid(), PidfdFlags::empty())
-        .map_err(|error| Error::os("watching processes (pidfd_open needs Linux 5.3)", error))
+/// A descriptor of this process, for peers to watch; `None` where the system refuses it: Linux
+/// before 5.3, and some containers.
+pub fn own_descriptor() -> Option<OwnedFd> {
+    pidfd_open(getpid(), PidfdFlags::empty()).and_then(above_stdio).ok()
 }
 
 /// A process of this machine whose memory the kernel may read for this one, as the kernel names it:
@@ -52,8 +58,11 @@ impl ReadableProcess {
 
 /// Watches the processes of other ranks.
 pub struct Liveness {
-    /// By rank; `None` for ranks that live and die with this process.
+    /// By rank; `None` for ranks that live and die with this process, and where the rank has no
+    /// such descriptor.
     processes: Vec<Option<OwnedFd>>,
+    /// By rank: the other end is its mailbox.
+    lifelines: Vec<Option<Arc<OwnedFd>>>,
 }
 
 /// Descriptors asked about in one system call; the array lives on the stack.
@@ -62,7 +71,18 @@ const BATCH: usize = 128;
 impl Liveness {
     /// Watch the processes behind these descriptors, by rank.
     pub fn new(processes: Vec<Option<OwnedFd>>) -> Liveness {
-        Liveness { processes }
+        Liveness { processes, lifelines: Vec::new() }
+    }
+
+    /// Watch the other ends of these sockets, too.
+    pub fn with_lifelines(self, lifelines: Vec<Option<Arc<OwnedFd>>>) -> Liveness {
+        Liveness { lifelines, ..self }
+    }
+
+    /// The ranks whose mailboxes are closed: they have ended their part, or their process has, or it
+    /// is another program now. Allocates only if there are any.
+    pub fn cut(&self) -> Vec<usize> {
+        ended(&self.lifelines, |lifeline| lifeline.as_raw_fd())
     }
 
     /// Descriptors of the same processes, by rank, for a thread of its own.
@@ -74,22 +94,26 @@ impl Liveness {
 
     /// The ranks whose processes have ended. Allocates only if there are any.
     pub fn dead(&self) -> Vec<usize> {
-        let mut dead = Vec::new();
-        for (batch, processes) in self.processes.chunks(BATCH).enumerate() {
-            let mut polled = [entry(-1, libc::POLLIN); BATCH];
-            for (entry, process) in polled.iter_mut().zip(processes) {
-                // The kernel skips negative descriptors.
-                entry.fd = process.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-            }
-            let ready = poll_for(&mut polled[..processes.len()], Duration::ZERO);
-            if ready.is_ok_and(|ready| ready > 0) {
-                let ended = |entry: &libc::pollfd| entry.revents & libc::POLLIN != 0;
-                let ranks = (0..processes.len()).filter(|index| ended(&polled[*index]));
-                dead.extend(ranks.map(|index| batch * BATCH + index));
-            }
-        }
-        dead
+        ended(&self.processes, AsRawFd::as_raw_fd)
     }
+}
+
+/// The ranks whose descriptors say that something has ended: they become readable then.
+fn ended<T>(descriptors: &[Option<T>], raw: impl Fn(&T) -> RawFd) -> Vec<usize> {
+    let mut ended = Vec::new();
+    for (batch, descriptors) in descriptors.chunks(BATCH).enumerate() {
+        let mut polled = [entry(-1, libc::POLLIN); BATCH];
+        for (entry, descriptor) in polled.iter_mut().zip(descriptors) {
+            // The kernel skips negative descriptors.
+            entry.fd = descriptor.as_ref().map_or(-1, &raw);
+        }
+        let ready = poll_for(&mut polled[..descriptors.len()], Duration::ZERO);
+        if ready.is_ok_and(|ready| ready > 0) {
+            let ranks = (0..descriptors.len()).filter(|index| polled[*index].revents != 0);
+            ended.extend(ranks.map(|index| batch * BATCH + index));
+        }
+    }
+    ended
 }
 
 #[cfg(test)]

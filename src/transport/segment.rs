@@ -6,7 +6,10 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
+use crate::os::descriptors::above_stdio;
+use crate::os::thread_signals::without_size_signal;
 use rustix::fs::{self, MemfdFlags, SealFlags};
+use rustix::io::Errno;
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::null_mut;
@@ -75,13 +78,17 @@ impl Drop for Segment {
 /// An anonymous file of `bytes` zeros whose size is fixed for ever.
 pub(super) fn sealed_file(label: &CStr, bytes: usize) -> Result<OwnedFd> {
     let file = fs::memfd_create(label, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .and_then(above_stdio)
         .map_err(|error| Error::os("creating shared memory (memfd_create)", error))?;
     if i64::try_from(bytes).is_err() {
         return Err(Error::argument(format!("{bytes} bytes of shared memory are too many")));
     }
-    fs::ftruncate(&file, bytes as u64)
+    without_size_signal(|| fs::ftruncate(&file, bytes as u64))
         .and_then(|()| fs::fcntl_add_seals(&file, SEALS))
-        .map_err(|error| Error::os(format!("sizing {bytes} bytes of shared memory"), error))?;
+        .map_err(|error| {
+            let limit = if error == Errno::FBIG { " (the limit of `ulimit -f`)" } else { "" };
+            Error::os(format!("sizing {bytes} bytes of shared memory{limit}"), error)
+        })?;
     Ok(file)
 }
 

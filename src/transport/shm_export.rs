@@ -12,7 +12,9 @@ pub use super::shm_import::ShmImports;
 use super::segment::{map_at, sealed_file, unmap};
 use crate::error::{Error, Result};
 use crate::fork::{self, ForkSafeMutex};
+use crate::os::thread_signals::without_size_signal;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::sync::with_local;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::cell::RefCell;
@@ -158,7 +160,8 @@ fn with_entries<T>(body: impl FnOnce(&[RegionEntry]) -> Option<T>) -> Option<T> 
     if changes == 0 {
         return None;
     }
-    SEEN.with_borrow_mut(|(seen, entries)| {
+    with_local(&SEEN, |seen| {
+        let (seen, entries) = &mut *seen.borrow_mut();
         if *seen != changes {
             with_table(|table| {
                 entries.clear();
@@ -259,7 +262,8 @@ fn withdraw(region: &Region) {
         return;
     }
     // Both only make room earlier; the memory goes with its last mapping in any case.
-    let _ = region.file.write_all_at(&1u64.to_ne_bytes(), region.bytes as u64);
+    let mark = || region.file.write_all_at(&1u64.to_ne_bytes(), region.bytes as u64);
+    let _ = without_size_signal(mark);
     // Asked when all pages are private here: a child that is forked now has copies of its own.
     if region.is_childs_too() {
         return;
@@ -316,7 +320,8 @@ unsafe fn adopt(address: *mut u8, bytes: usize) -> Result<Region> {
     let file = File::from(sealed_file(c"ringcomm-user", bytes + page())?);
     // SAFETY: the range was just seen mapped; the kernel reports what it cannot read.
     let content = unsafe { std::slice::from_raw_parts(address, bytes) };
-    file.write_all_at(content, 0).map_err(|_| Error::system("moving memory to share it"))?;
+    without_size_signal(|| file.write_all_at(content, 0))
+        .map_err(|_| Error::system("moving memory to share it"))?;
     let file = OwnedFd::from(file);
     // SAFETY: whole pages of the user's, whose content the file has.
     unsafe { map_at(address, Some(&file), bytes)? };

@@ -234,6 +234,8 @@ fn wait_long<T>(
     watch: &dyn WaitCheck,
     waiting: &mut dyn Waiting<Value = T>,
 ) -> Result<T> {
+    #[cfg(not(loom))]
+    let _whole = crate::os::thread_signals::NoCancel::new();
     let started = Instant::now();
     let mut watched = Duration::ZERO;
     let mut sleep = SHORTEST_SLEEP;

@@ -5,6 +5,7 @@
 
 use super::MAX_FDS;
 use crate::error::{Error, Result};
+use crate::os::descriptors::above_stdio;
 use crate::os::poll::poll;
 use crate::os::sockets::{self, BACKLOG, PeerCredentials};
 use rustix::io::Errno;
@@ -137,7 +138,9 @@ impl UnixSocket {
         if let Some(fds) = fds {
             for message in ancillary.drain() {
                 if let RecvAncillaryMessage::ScmRights(came) = message {
-                    fds.extend(came);
+                    for descriptor in came {
+                        fds.push(above_stdio(descriptor)?);
+                    }
                 }
             }
             if got.flags.contains(ReturnFlags::CTRUNC) {

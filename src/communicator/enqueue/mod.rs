@@ -16,6 +16,7 @@ use super::gpu::EnqueuedCall;
 use super::{Call, Communicator, Message, Order, OrderedMessage, VectorCounts};
 use crate::device::cuda::PER_THREAD_STREAM;
 use crate::error::{Error, Result};
+use crate::sync::with_local;
 use group::{Group, GroupAction, GroupCall, GroupMember, StreamJob};
 use host_stream::JobStream;
 use std::cell::RefCell;
@@ -151,18 +152,19 @@ thread_local! {
     static GROUP: RefCell<Group<Communicator>> = RefCell::new(Group::default());
 }
 
-/// Collect this thread's calls from here to the matching [`end`].
+/// Collect this thread's calls from here to the matching [`end`]. A thread that is ending has no
+/// group, which [`is_open`] says.
 pub fn start() {
-    GROUP.with_borrow_mut(Group::start);
+    with_local(&GROUP, |group| group.borrow_mut().start());
 }
 
 /// At the outermost level: run what was collected, or return the first error of a bad call.
 pub fn end() -> Result<()> {
-    GROUP.with(group::end)
+    with_local(&GROUP, group::end)
 }
 
 pub fn is_open() -> bool {
-    GROUP.with_borrow(Group::is_open)
+    with_local(&GROUP, |group| group.borrow().is_open())
 }
 
 /// Wait until no call of a group or a stream holds the communicator but the caller's handle.
@@ -278,9 +280,13 @@ fn later(
         GroupAction::Message(posted) => posted.order,
     };
     let is_tied = order.stream.addr() == PER_THREAD_STREAM && communicator.device().is_some();
-    GROUP.with_borrow_mut(|group| match stream {
-        Some(stream) if !group.is_open() => stream.submit(StreamJob::one(communicator, action)),
-        _ => group.defer(GroupCall { communicator, stream: stream.cloned(), action, is_tied }),
+    with_local(&GROUP, |group| match (stream, group.borrow_mut()) {
+        (Some(stream), group) if !group.is_open() => {
+            stream.submit(StreamJob::one(communicator, action))
+        }
+        (_, mut group) => {
+            group.defer(GroupCall { communicator, stream: stream.cloned(), action, is_tied })
+        }
     })
 }
 

@@ -6,7 +6,8 @@
 //! waited for counts as a lock that was taken ([`crate::sync::locks_taken`]).
 #![allow(unsafe_code)]
 
-use crate::sync::atomic::{AtomicBool, Ordering::*};
+use crate::os::thread_signals::{NoCancel, this_thread};
+use crate::sync::atomic::{AtomicUsize, Ordering::*};
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
@@ -16,7 +17,8 @@ use std::time::{Duration, Instant};
 const SHORT: Duration = Duration::from_micros(200);
 
 pub struct OpLock<T> {
-    taken: AtomicBool,
+    /// The thread whose turn it is, as [`this_thread`] names it; 0 for none.
+    owner: AtomicUsize,
     value: UnsafeCell<T>,
 }
 
@@ -25,24 +27,35 @@ unsafe impl<T: Send> Sync for OpLock<T> {}
 
 impl<T> OpLock<T> {
     pub fn new(value: T) -> OpLock<T> {
-        OpLock { taken: AtomicBool::new(false), value: UnsafeCell::new(value) }
+        OpLock { owner: AtomicUsize::new(0), value: UnsafeCell::new(value) }
     }
 
     #[inline]
     pub fn take(&self) -> OpGuard<'_, T> {
-        // Acquire: pairs with the Release in `OpGuard::drop`.
-        if self.taken.swap(true, Acquire) {
+        if !self.try_take() {
             self.wait();
         }
         OpGuard { turns: self }
     }
 
+    #[inline]
+    fn try_take(&self) -> bool {
+        // Acquire: pairs with the Release in `OpGuard::drop`.
+        self.owner.compare_exchange(0, this_thread(), Acquire, Relaxed).is_ok()
+    }
+
+    /// Whether the turn is the calling thread's: asked by a signal handler that interrupted it.
+    pub fn is_mine(&self) -> bool {
+        // Relaxed: a thread sees what it stored itself.
+        self.owner.load(Relaxed) == this_thread()
+    }
+
     #[cold]
     fn wait(&self) {
         crate::sync::count_lock();
+        let _whole = NoCancel::new();
         let started = Instant::now();
-        // Acquire: as in `take`.
-        while self.taken.swap(true, Acquire) {
+        while !self.try_take() {
             if started.elapsed() < SHORT {
                 std::thread::yield_now();
             } else {
@@ -78,7 +91,7 @@ impl<T> Drop for OpGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         // Release: pairs with the Acquire in `take`.
-        self.turns.taken.store(false, Release);
+        self.turns.owner.store(0, Release);
     }
 }
 
@@ -93,6 +106,11 @@ mod tests {
         let before = locks_taken();
         *turns.take() += 1;
         assert_eq!(locks_taken(), before);
+        let mine = turns.take();
+        assert!(turns.is_mine());
+        std::thread::scope(|scope| scope.spawn(|| assert!(!turns.is_mine())).join().unwrap());
+        drop(mine);
+        assert!(!turns.is_mine());
         // What a thread counts for its turn, where another has it for so long.
         let counted = |held_ms| {
             std::thread::scope(|scope| {

@@ -142,6 +142,8 @@ impl CommHealth {
     /// are any.
     pub fn dead(&self) -> Vec<usize> {
         let mut dead = self.liveness.dead();
+        let has_left = |rank: &usize| self.pages.of(*rank).life() == Life::Left;
+        dead.extend(self.liveness.cut().into_iter().filter(|rank| !has_left(rank)));
         let gone = (0..self.pages.nranks()).filter(|rank| self.pages.of(*rank).is_gone());
         dead.extend(gone);
         dead

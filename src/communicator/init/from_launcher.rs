@@ -12,7 +12,7 @@ use crate::bootstrap::{Blame, BootstrapError, UniqueId};
 use crate::communicator::Communicator;
 use crate::config::Config;
 use crate::error::{Error, Result, list};
-use std::io::{Write, stderr};
+use crate::os::thread_signals::say;
 use std::time::{Duration, Instant};
 
 impl Communicator {
@@ -20,8 +20,7 @@ impl Communicator {
     #[doc(hidden)]
     pub fn init_found(found: &LaunchFacts, config: &Config) -> Result<Communicator> {
         if config.debug > 0 {
-            // Nobody may be reading any more: that changes nothing here.
-            let _ = writeln!(stderr(), "ringcomm: {}", found.found);
+            say(&format!("ringcomm: {}", found.found));
         }
         let started = Instant::now();
         let deadline = started + config.init_timeout();

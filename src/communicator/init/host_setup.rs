@@ -147,7 +147,8 @@ impl SharedSegment {
     pub fn new(bytes: usize) -> Result<SharedSegment> {
         let segment = Arc::new(Segment::create(bytes)?);
         let (mailbox, sender) = Mailbox::pair()?;
-        let fds = vec![segment.descriptor()?, pidfd::own_descriptor()?, sender];
+        let mut fds = vec![segment.descriptor()?, sender];
+        fds.extend(pidfd::own_descriptor());
         let process = bootstrap::process_token()?;
         // Peers look at these as soon as they have the segment.
         let pages = Pages::new(0, vec![segment.clone()]);
@@ -293,11 +294,16 @@ impl LocalSetup {
 
     /// Take a peer's descriptors: its segment, its process, its mailbox.
     fn adopt(&mut self, rank: usize, member: Member) -> Result<Arc<Segment>> {
-        let Ok([segment, process, mailbox]) = <[OwnedFd; 3]>::try_from(member.fds) else {
-            return Err(Error::Internal(format!("rank {rank} sent the wrong descriptors")));
+        let mut fds = member.fds.into_iter();
+        let (Some(segment), Some(mailbox), process, None) =
+            (fds.next(), fds.next(), fds.next(), fds.next())
+        else {
+            return Err(Error::usage(format!("rank {rank} sent the wrong descriptors")));
         };
-        self.seen[rank] = ReadableProcess::of(&process, member.pid)?;
-        self.processes[rank] = Some(process);
+        if let Some(process) = process {
+            self.seen[rank] = ReadableProcess::of(&process, member.pid)?;
+            self.processes[rank] = Some(process);
+        }
         self.senders[rank] = Some(MailboxSender::new(mailbox));
         Segment::map(segment, self.map.bytes()).map(Arc::new)
     }

@@ -36,6 +36,7 @@ use crate::error::{Error, Result};
 use crate::executor::links::{Links, Pages, SegmentMap};
 use crate::fork;
 use crate::host;
+use crate::os::thread_signals::say;
 use crate::plan::topology::Topology;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64};
@@ -49,7 +50,6 @@ pub use from_launcher::new_id;
 use host_setup::{CoreCounts, LocalSetup, SharedSegment, StopConditions};
 use multi_host::RemotePeers;
 use peer_info::PeerInfo;
-use std::io::{Write, stderr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -216,6 +216,7 @@ fn assemble(
     pages.mine().introduce(std::process::id(), host::name());
     let outside = outside.map(|outside| outside.attach(&mut links, id, config)).transpose();
     let outside = outside.inspect_err(|error| tell(&pages, error))?;
+    let lifelines = senders.iter().map(|sender| Some(sender.as_ref()?.lifeline())).collect();
     let memory = Registrations::new(links.one_process(), mailbox, senders);
     let topology = topology(&hosts, links.nranks, config);
     let around = around(&links, &topology, config);
@@ -233,7 +234,7 @@ fn assemble(
         engine: OpLock::new(Engine::new(links, memory, topology, (number_of(id), id.epoch()), cut)),
         health: CommHealth {
             pages,
-            liveness: Liveness::new(processes),
+            liveness: Liveness::new(processes).with_lifelines(lifelines),
             processes: seen,
             aborted: AtomicBool::new(false),
             timeout: Duration::from_millis(config.timeout_ms),
@@ -310,7 +311,7 @@ fn topology(found: &[usize], nranks: usize, config: &Config) -> Topology {
 fn exhibit(flight: FlightDump, rank: usize, config: &Config) -> Option<status_server::StatusEntry> {
     status_server::register(flight).unwrap_or_else(|error| {
         if config.debug > 0 {
-            let _ = writeln!(stderr(), "ringcomm: rank {rank}: no status socket: {error}");
+            say(&format!("ringcomm: rank {rank}: no status socket: {error}"));
         }
         None
     })

@@ -11,6 +11,8 @@ use crate::error::{Error, Result};
 use crate::executor::control_block::Record;
 use crate::executor::links::Reach;
 use crate::fork;
+use crate::os::descriptors::above_stdio;
+use crate::os::thread_signals::without_size_signal;
 use crate::sync::Mutex;
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::FileExt;
@@ -118,7 +120,10 @@ impl TimelineWriter {
 
 impl Timeline {
     fn create(path: &str) -> std::io::Result<Timeline> {
-        let open = |path: &str| File::options().write(true).create(true).truncate(false).open(path);
+        let options = File::options().write(true).create(true).truncate(false).clone();
+        let open = |path: &str| -> std::io::Result<File> {
+            Ok(File::from(above_stdio(options.open(path)?.into())?))
+        };
         let mut file = open(path)?;
         // Whoever writes to it keeps it locked, also without a launcher that numbers processes. A
         // file system without locks has no more to say.
@@ -126,7 +131,7 @@ impl Timeline {
             file = open(&format!("{path}.{}", std::process::id()))?;
         }
         file.set_len(0)?;
-        file.write_all_at(format!("[{END}").as_bytes(), 0)?;
+        without_size_signal(|| file.write_all_at(format!("[{END}").as_bytes(), 0))?;
         Ok(Timeline { file, end: 1 })
     }
 
@@ -134,7 +139,7 @@ impl Timeline {
     fn write(&mut self, events: &str) {
         let comma = if self.end == 1 { "\n" } else { ",\n" };
         let text = format!("{comma}{events}{END}");
-        if self.file.write_all_at(text.as_bytes(), self.end).is_ok() {
+        if without_size_signal(|| self.file.write_all_at(text.as_bytes(), self.end)).is_ok() {
             self.end += (comma.len() + events.len()) as u64;
         }
     }

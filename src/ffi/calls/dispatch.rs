@@ -76,7 +76,10 @@ pub fn refuse(error: Error) -> Error {
 
 pub fn group_start() -> Result<()> {
     enqueue::start();
-    Ok(())
+    match enqueue::is_open() {
+        true => Ok(()),
+        false => Err(Error::usage("a thread that is ending can have no group")),
+    }
 }
 
 /// Close the innermost group; closing the outermost makes what was waiting run: calls, then new

@@ -34,9 +34,10 @@ const NO_BLOCKS: BlockArguments =
 /// Let `work` fill this thread's layout and hand a call with it over.
 fn with_layout(work: impl FnOnce(&mut VectorCounts) -> Result<()>) -> Result<()> {
     // Taken out: the call borrows it while it runs.
-    let mut layout = LAYOUT.take();
+    let mut layout = LAYOUT.try_with(RefCell::take).unwrap_or_default();
     let result = work(&mut layout);
-    LAYOUT.replace(layout);
+    // A thread that is ending keeps none.
+    let _ = LAYOUT.try_with(|kept| kept.replace(layout));
     result
 }
 

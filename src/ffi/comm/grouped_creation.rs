@@ -77,7 +77,8 @@ pub fn handles(made: Vec<(Option<Communicator>, u32)>) -> Result<Vec<ringComm_t>
 
 /// Drop what the group asked for: the group has failed.
 pub fn forget_group() {
-    drop(PENDING.take());
+    // A thread that is ending has no group.
+    let _ = PENDING.try_with(RefCell::take);
 }
 
 /// What one thread makes, one after the other: places in the group, and how to fill them.
@@ -112,7 +113,7 @@ fn chains(makes: impl Iterator<Item = (Option<Arc<Communicator>>, Make)>) -> Vec
 
 /// Make what the group asked for. All succeed, or none is handed out and the first error says why.
 pub fn finish_group() -> Result<()> {
-    let pending = PENDING.take();
+    let pending = PENDING.try_with(RefCell::take).unwrap_or_default();
     if pending.is_empty() {
         return Ok(());
     }

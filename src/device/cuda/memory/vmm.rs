@@ -10,6 +10,7 @@ use crate::device::cuda::driver::{
     AllocationHandle, AllocationProp, INVALID_VALUE, MemLocation, NOT_PERMITTED, NOT_SUPPORTED,
 };
 use crate::error::{Error, Result};
+use crate::os::descriptors::above_stdio;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::ffi::c_void;
 use std::fs::File;
@@ -167,6 +168,7 @@ impl PhysicalPiece {
 fn wrapped(value: &[u8]) -> Result<OwnedFd> {
     let what = "sharing a piece of the CUDA device's memory (memfd_create)";
     let file = memfd_create(c"ringcomm-fabric", MemfdFlags::CLOEXEC)
+        .and_then(above_stdio)
         .map_err(|error| Error::os(what, error))?;
     let file = File::from(file);
     file.write_all_at(value, 0).map_err(|error| Error::os(what, error))?;
