@@ -4,7 +4,7 @@ use super::gpu::Gpu;
 use super::{Communicator, WARNINGS};
 use crate::error::Error;
 use crate::executor::links::Pages;
-use crate::os::thread_signals::say;
+use crate::os::thread_signals::{NoCancel, say};
 use crate::sync::Mutex;
 use crate::sync::atomic::Ordering::*;
 use crate::transport::wait;
@@ -88,6 +88,11 @@ impl Communicator {
             wait::ring_bell(&pages.of(peer).bell);
         }
         self.health.publish();
+    }
+
+    /// Nobody is cancelled between two system calls of a message. Calls without any wait first.
+    pub(super) fn on_network(&self) -> Option<NoCancel> {
+        self.outside.as_ref().map(|_| NoCancel::new())
     }
 
     /// End the call that the calling thread is in, where this is a signal handler that interrupted

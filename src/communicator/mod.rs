@@ -30,7 +30,6 @@ use crate::device::cuda::PointerKind;
 use crate::error::{Error, Result};
 use crate::executor::control_block::Life;
 use crate::fork;
-use crate::os::thread_signals::NoCancel;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::transport::shm_export;
@@ -267,11 +266,6 @@ impl Communicator {
     #[inline]
     pub fn device(&self) -> Option<i32> {
         self.gpu.as_ref().map(|gpu| gpu.device.ordinal)
-    }
-
-    /// Nobody is cancelled between two system calls of a message. Calls without any wait first.
-    fn on_network(&self) -> Option<NoCancel> {
-        self.outside.as_ref().map(|_| NoCancel::new())
     }
 
     /// Run an exchange in this rank's turn.

@@ -79,8 +79,8 @@ impl Liveness {
         Liveness { lifelines, ..self }
     }
 
-    /// The ranks whose mailboxes are closed: they have ended their part, or their process has, or it
-    /// is another program now. Allocates only if there are any.
+    /// The ranks whose mailboxes are closed: they have ended their part, or their process has, or
+    /// it is another program now. Allocates only if there are any.
     pub fn cut(&self) -> Vec<usize> {
         ended(&self.lifelines, |lifeline| lifeline.as_raw_fd())
     }

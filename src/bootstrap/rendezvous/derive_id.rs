@@ -16,11 +16,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-/// How long a name that nobody knows yet is asked for again: names of a job's hosts appear with the
-/// job, in clusters that make both within seconds; a misspelt one should not take minutes to say
-/// so.
-const NAMES_APPEAR: Duration = Duration::from_secs(10);
-/// Pause between two tries.
+/// Pause between two tries of a name that nobody knows yet.
 const ASK_AGAIN: Duration = Duration::from_millis(250);
 
 /// What is known of the network, and what it does where ranks meet through a file.
@@ -179,25 +175,28 @@ fn address(host: &str, port: u16, meets: Meets, deadline: Instant) -> Result<Tar
 }
 
 /// The addresses of a host, at least one: all that `ask` gives, as the id that carries some chooses
-/// among them, by family too.
+/// among them, by family too. Names of a job's hosts appear with the job, some time after its ranks
+/// have started: so a name that nobody knows is asked for again until the deadline.
 fn resolve(
     host: &str,
     deadline: Instant,
     ask: impl Fn() -> io::Result<Vec<SocketAddr>>,
 ) -> Result<Vec<SocketAddr>> {
-    let until = deadline.min(Instant::now() + NAMES_APPEAR);
+    let started = Instant::now();
     loop {
         let why = match ask() {
             Ok(all) if !all.is_empty() => return Ok(all),
             Ok(_) => "it has no address".to_string(),
             Err(error) => error.to_string(),
         };
-        if Instant::now() >= until {
+        if Instant::now() >= deadline {
+            let asked = started.elapsed().as_secs();
             return Err(Error::usage(format!(
-                "the ranks are to meet at {host}, which this machine cannot find: {why}"
+                "the ranks are to meet at {host}, which this machine cannot find after {asked} s: \
+                 {why}"
             )));
         }
-        std::thread::sleep(ASK_AGAIN.min(until.saturating_duration_since(Instant::now())));
+        std::thread::sleep(ASK_AGAIN.min(deadline.saturating_duration_since(Instant::now())));
     }
 }
 
@@ -239,6 +238,20 @@ mod tests {
     }
 
     const SECRET: Option<&str> = Some("sixteen letters!");
+
+    /// A name of which nobody knows anything for a second.
+    #[test]
+    fn a_name_is_asked_for_until_the_deadline() {
+        let ask_from = |appears: Instant| {
+            let known = SocketAddr::from(([192, 0, 2, 1], 9));
+            let unknown = || io::Error::other("nobody knows it");
+            move || if Instant::now() < appears { Err(unknown()) } else { Ok(vec![known]) }
+        };
+        let in_ms = |ms| Instant::now() + Duration::from_millis(ms);
+        assert_eq!(resolve("head", in_ms(20_000), ask_from(in_ms(1000))).unwrap().len(), 1);
+        let error = resolve("head", in_ms(600), ask_from(in_ms(60_000))).unwrap_err().to_string();
+        assert!(error.contains("cannot find after 0 s: nobody knows it"), "{error}");
+    }
 
     #[test]
     fn ranks_of_one_place_and_secret_share_an_id_and_others_do_not() {
