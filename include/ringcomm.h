@@ -220,7 +220,9 @@ enum ringRedOp_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * Integers wrap around.
+     * Integers wrap around. Floats are summed wider than their type and rounded once, where all
+     * ranks' inputs come together in one step. Elsewhere (several hosts of several ranks, an
+     * algorithm that is asked for) each partial sum is rounded to the type and may overflow.
      */
     ringSum = 0,
     /**
@@ -236,7 +238,11 @@ enum ringRedOp_t
      */
     ringMin = 3,
     /**
-     * The sum divided by the number of ranks; integers are truncated toward zero.
+     * The sum divided by the number of ranks; integers are truncated toward zero. Floats are summed
+     * wider than their type and divided once, where all ranks' inputs come together in one step.
+     * Elsewhere (several hosts of several ranks, an algorithm that is asked for) each input is
+     * divided first and each partial sum is rounded to the type, so that an average overflows only
+     * where it is within a rounding of the type's largest number.
      */
     ringAvg = 4,
     /**

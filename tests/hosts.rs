@@ -13,7 +13,7 @@ use ringcomm::config::{AddressFamily, Config, Protection};
 use ringcomm::plan::Collective;
 use ringcomm::plan::topology::Topology;
 use ringcomm::types::DataType;
-use support::samples::{COPYING, REDUCING, SLOT, blocks_of, sample};
+use support::samples::{COPYING, REDUCING, SLOT, blocks_of, sample_on};
 use support::skips::skip;
 use support::{
     Case, Prepared, Random, config, joined_hosts, on_hosts, small_slots, threads, wired,
@@ -37,8 +37,7 @@ fn patient(config: Config) -> Config {
 
 /// Samples of every collective on every type, on `hosts`.
 fn run_samples(hosts: &[usize], config: &Config, seed: u64) {
-    let nranks = hosts.len();
-    let prepared: Vec<Prepared> = sample(nranks, seed).into_iter().map(Prepared::new).collect();
+    let prepared: Vec<Prepared> = sample_on(hosts, seed).into_iter().map(Prepared::new).collect();
     on_hosts(hosts, config, |comm| prepared.iter().for_each(|case| case.run(comm)));
     println!("{} calls on {hosts:?}", prepared.len());
 }
@@ -177,7 +176,8 @@ fn splits_make_groups_across_and_within_hosts() {
             };
             assert_eq!(child.nranks(), group.len());
             assert_eq!(group[child.rank()], rank);
-            for case in sample(child.nranks(), round as u64).into_iter().take(40) {
+            let on: Vec<usize> = group.iter().map(|member| hosts[*member]).collect();
+            for case in sample_on(&on, round as u64).into_iter().take(40) {
                 Prepared::new(case).run(&child);
             }
         }
@@ -192,7 +192,7 @@ fn communicators_of_several_hosts_work_side_by_side() {
     std::thread::scope(|scope| {
         threads::join_all(made.iter().enumerate().map(|(seed, communicators)| {
             scope.spawn(move || {
-                let cases = sample(hosts.len(), 30 + seed as u64);
+                let cases = sample_on(&hosts, 30 + seed as u64);
                 let prepared: Vec<Prepared> =
                     cases.into_iter().take(80).map(Prepared::new).collect();
                 threads::run_all(communicators, |comm| {

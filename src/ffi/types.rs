@@ -97,7 +97,9 @@ pub enum ringDataType_t {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum ringRedOp_t {
-    /// Integers wrap around.
+    /// Integers wrap around. Floats are summed wider than their type and rounded once, where all
+    /// ranks' inputs come together in one step. Elsewhere (several hosts of several ranks, an
+    /// algorithm that is asked for) each partial sum is rounded to the type and may overflow.
     ringSum = 0,
     /// Integers wrap around.
     ringProd = 1,
@@ -105,7 +107,11 @@ pub enum ringRedOp_t {
     ringMax = 2,
     /// NaN wins.
     ringMin = 3,
-    /// The sum divided by the number of ranks; integers are truncated toward zero.
+    /// The sum divided by the number of ranks; integers are truncated toward zero. Floats are summed
+    /// wider than their type and divided once, where all ranks' inputs come together in one step.
+    /// Elsewhere (several hosts of several ranks, an algorithm that is asked for) each input is
+    /// divided first and each partial sum is rounded to the type, so that an average overflows only
+    /// where it is within a rounding of the type's largest number.
     ringAvg = 4,
     /// Bitwise and, of integers and bool.
     ringBand = 64,

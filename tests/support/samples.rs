@@ -136,6 +136,12 @@ pub fn sample(nranks: usize, seed: u64) -> Vec<Case> {
     cases
 }
 
+/// As `sample`, of ranks on these hosts.
+pub fn sample_on(hosts: &[usize], seed: u64) -> Vec<Case> {
+    let cases = sample(hosts.len(), seed).into_iter();
+    cases.map(|case| Case { hosts: in_host_order(hosts), ..case }).collect()
+}
+
 /// Every collective and every `v` form once, in an order and with the rest by `seed`; sums are of
 /// numbers whose order of reduction shows, which is that of `hosts` where there is company.
 pub fn mixed(hosts: &[usize], seed: u64) -> Vec<Case> {

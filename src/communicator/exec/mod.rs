@@ -197,7 +197,7 @@ impl Engine {
         stamp: &Stamp,
         watch: &OpWaitCheck,
     ) -> Result<()> {
-        let buffers = self.buffers(call);
+        let buffers = self.buffers(call, ready);
         if let DataPath::Messages(layout) = &ready.way {
             // SAFETY: the caller's promise.
             return unsafe { self.run_messages(call, (layout, layout), false, stamp, watch) };
@@ -265,7 +265,7 @@ impl Engine {
         if programs.mapped.is_none() && programs.kernel.is_none() {
             return Ok(false);
         }
-        let buffers = self.buffers(call);
+        let buffers = self.buffers(call, ready);
         let mut buffer_addresses = self.memory.buffer_addresses(call, &ready.extents, in_place)?;
         if programs.kernel.is_some()
             && buffer_addresses.input_region == NOWHERE
@@ -300,19 +300,19 @@ impl Engine {
         stamp: &Stamp,
         watch: &OpWaitCheck,
     ) -> Result<()> {
-        let buffers = self.buffers(call);
+        let buffers = self.buffers(call, ready);
         let (links, pointers) = (&mut self.links, &mut self.pointers);
         // SAFETY: the caller's promise; scratch has the bytes that binding asked for.
         unsafe { host::run(&ready.compiled, &buffers, links, pointers, stamp, watch) }
     }
 
     #[inline]
-    fn buffers(&mut self, call: &Call) -> CallBuffers {
+    fn buffers(&mut self, call: &Call, ready: &BoundCall) -> CallBuffers {
         CallBuffers {
             input: call.send,
             output: call.recv,
             scratch: self.scratch.as_mut_ptr(),
-            scalar: call.scalar,
+            scalar: ready.factor.unwrap_or(call.scalar),
         }
     }
 

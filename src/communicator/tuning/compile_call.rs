@@ -37,8 +37,14 @@ impl PlanContext {
             Layout::new(call.collective, rank, nranks, plan.nchunks, call.count, call.vector)
         };
         let element = call.data_type.size();
-        let scales = call.op == ReduceOp::PreMulSum && call.collective.reduces();
-        let reduction = || Reduction::new(call.data_type, call.op, nranks);
+        // Where a plan hands on partial sums, those of an average could be too large for the type:
+        // inputs are divided instead, as NCCL does.
+        let divides_early = call.op == ReduceOp::Avg
+            && call.data_type.is_float()
+            && !algorithm::serial_order(chosen.slots.algorithm, call.collective);
+        let op = if divides_early { ReduceOp::PreMulSum } else { call.op };
+        let scales = op == ReduceOp::PreMulSum && call.collective.reduces();
+        let reduction = || Reduction::new(call.data_type, op, nranks);
         let reduction = call.collective.reduces().then(reduction).transpose()?;
         let plans_of = |algorithm: Algorithm| (0..nranks).map(move |of| plan_of(algorithm, of));
         let plan = plan_of(chosen.slots.algorithm, rank).spread(self.stride());
@@ -88,6 +94,7 @@ impl PlanContext {
         let mut ready =
             BoundCall::new(key, descriptor, fingerprint, staged, way, chunks, predicted_us);
         (ready.mapped, ready.two_shot, ready.cma) = (mapped, two_shot, kernel);
+        ready.factor = divides_early.then(|| 1.0 / nranks as f64);
         ready.portions = self.portions(call, &ready.extents, config)?;
         ready.forbears = asks && chosen.backs_off(call.collective);
         Ok(ready)

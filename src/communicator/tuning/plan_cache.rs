@@ -99,10 +99,12 @@ pub struct BoundCall {
     pub what: u64,
     pub fingerprint: u64,
     pub compiled: CompiledPlan,
+    /// What inputs are multiplied by in place of the call's own factor.
+    pub factor: Option<f64>,
     pub way: DataPath,
-    /// What runs in the place of `staged` where the ranks share scratch.
+    /// What runs in the place of `compiled` where the ranks share scratch.
     pub two_shot: Option<ShmTwoShot>,
-    /// What runs in the place of `staged` unless somebody's buffers do not suit it: what others
+    /// What runs in the place of `compiled` unless somebody's buffers do not suit it: what others
     /// have, the kernel reads.
     pub cma: Option<Direct>,
     pub chunks: usize,
@@ -133,6 +135,7 @@ impl BoundCall {
             descriptor,
             fingerprint,
             compiled,
+            factor: None,
             way,
             two_shot: None,
             cma: None,
