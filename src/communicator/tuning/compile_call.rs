@@ -19,6 +19,14 @@ use crate::executor::shm_two_shot::ShmTwoShot;
 use crate::plan::{Collective, PIPELINE_DEPTH, Plan};
 use crate::types::ReduceOp;
 
+/// What inputs of an average are multiplied by where a plan hands on partial sums, which could be
+/// too large for the type: NCCL does so, too. `None` where the sum is divided, in one step.
+fn factor_of_average(call: &Call, algorithm: Algorithm, nranks: usize) -> Option<f64> {
+    let is_one_step = algorithm::serial_order(algorithm, call.collective);
+    let is_average = call.op == ReduceOp::Avg && call.data_type.is_float();
+    (is_average && !is_one_step).then(|| 1.0 / nranks as f64)
+}
+
 impl PlanContext {
     /// A call's shape, ready to run. Says nothing of any buffer.
     #[cold]
@@ -37,12 +45,8 @@ impl PlanContext {
             Layout::new(call.collective, rank, nranks, plan.nchunks, call.count, call.vector)
         };
         let element = call.data_type.size();
-        // Where a plan hands on partial sums, those of an average could be too large for the type:
-        // inputs are divided instead, as NCCL does.
-        let divides_early = call.op == ReduceOp::Avg
-            && call.data_type.is_float()
-            && !algorithm::serial_order(chosen.slots.algorithm, call.collective);
-        let op = if divides_early { ReduceOp::PreMulSum } else { call.op };
+        let factor = factor_of_average(call, chosen.slots.algorithm, nranks);
+        let op = if factor.is_some() { ReduceOp::PreMulSum } else { call.op };
         let scales = op == ReduceOp::PreMulSum && call.collective.reduces();
         let reduction = || Reduction::new(call.data_type, op, nranks);
         let reduction = call.collective.reduces().then(reduction).transpose()?;
@@ -75,8 +79,7 @@ impl PlanContext {
         let always = self.one_process && direct.as_ref().is_some_and(|program| program.in_place);
         let by_kernel = kernel.as_ref().is_some_and(|program| program.in_place);
         let of_windows = chosen.two_shot.filter(|_| two_shot.is_some());
-        let of_kernel = chosen.cma.filter(|_| by_kernel);
-        let otherwise = of_windows.or(of_kernel).unwrap_or(chosen.slots);
+        let otherwise = of_windows.or(chosen.cma.filter(|_| by_kernel)).unwrap_or(chosen.slots);
         let best = chosen.direct.filter(|_| always).unwrap_or(otherwise);
         let descriptor = describe(call, best.algorithm);
         let fingerprint = descriptor.fingerprint(layout_word(call));
@@ -89,12 +92,10 @@ impl PlanContext {
         let mapped = direct.as_ref().zip(chosen.direct).filter(|_| !always).map(mapped);
         let asks = direct.is_some() || kernel.is_some();
         let way = direct.map_or(DataPath::Slots, DataPath::Direct);
-        let chunks = plan_of(otherwise.algorithm, rank).nchunks;
-        let predicted_us = best.predicted_us;
-        let mut ready =
-            BoundCall::new(key, descriptor, fingerprint, staged, way, chunks, predicted_us);
-        (ready.mapped, ready.two_shot, ready.cma) = (mapped, two_shot, kernel);
-        ready.factor = divides_early.then(|| 1.0 / nranks as f64);
+        let (chunks, us) = (plan_of(otherwise.algorithm, rank).nchunks, best.predicted_us);
+        let mut ready = BoundCall::new(key, descriptor, fingerprint, staged, way, chunks, us);
+        (ready.mapped, ready.two_shot, ready.cma, ready.factor) =
+            (mapped, two_shot, kernel, factor);
         ready.portions = self.portions(call, &ready.extents, config)?;
         ready.forbears = asks && chosen.backs_off(call.collective);
         Ok(ready)
