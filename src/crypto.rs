@@ -1,7 +1,7 @@
 //! Cryptography, all of it from `ring`: one cipher, one hash, one authenticator.
 
 use crate::sync::Mutex;
-use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use ring::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use ring::agreement::{EphemeralPrivateKey, UnparsedPublicKey, X25519, agree_ephemeral};
 use ring::rand::SystemRandom;
 use ring::{digest, hmac};
@@ -17,7 +17,7 @@ pub struct Aead(Box<LessSafeKey>);
 
 impl Aead {
     pub fn new(key: &[u8; 32]) -> Aead {
-        let key = UnboundKey::new(&AES_256_GCM, key).expect("the key has the cipher's length");
+        let key = UnboundKey::new(&AES_128_GCM, &key[..16]).expect("the key has the cipher's length");
         Aead(Box::new(LessSafeKey::new(key)))
     }
 
