@@ -38,12 +38,13 @@ Dir::State::status "{place}/state/status";
 
 PACKAGES = [
     "rustc-web", "libstd-rust-web-dev", "libstd-rust-web-dev:arm64",
-    "gcc-12-aarch64-linux-gnu", "binutils-aarch64-linux-gnu", "libgcc-12-dev-arm64-cross",
+    "gcc-12-aarch64-linux-gnu", "cpp-12-aarch64-linux-gnu", "binutils-aarch64-linux-gnu", "libgcc-12-dev-arm64-cross",
     "libgcc-s1-arm64-cross", "libc6-arm64-cross", "libc6-dev-arm64-cross", "qemu-user",
 ]
 # Those whose libraries this machine may lack, and the libraries that come with any gcc: older ones
 # than the loader's own would not start.
-NEED_LIBRARIES = ["libstd-rust-web-dev", "binutils-aarch64-linux-gnu", "qemu-user"]
+NEED_LIBRARIES = ["libstd-rust-web-dev", "cpp-12-aarch64-linux-gnu", "binutils-aarch64-linux-gnu",
+                  "qemu-user"]
 PRESENT = {"libc6", "libgcc-s1", "libstdc++6"}
 
 LOADER = "/lib64/ld-linux-x86-64.so.2"
@@ -118,7 +119,7 @@ def fetch(place):
 def tools(place):
     """The variables under which cargo compiles for AArch64 and runs what it compiled. The tools are
     fetched once."""
-    ready = place / "ready-1"
+    ready = place / "ready-2"
     if not ready.exists():
         fetch(place)
         root = place / "root"
@@ -130,7 +131,10 @@ def tools(place):
         ready.touch()
     prefix = f"CARGO_TARGET_{TARGET.upper().replace('-', '_')}"
     return {"RUSTC": str(place / "rustc"), f"{prefix}_LINKER": str(place / "linker"),
-            f"{prefix}_RUNNER": str(place / "emulator")}
+            f"{prefix}_RUNNER": str(place / "emulator"),
+            # For what crates have in C and assembly.
+            f"CC_{TARGET.replace('-', '_')}": str(place / "linker"),
+            f"AR_{TARGET.replace('-', '_')}": str(place / "root/usr/bin/aarch64-linux-gnu-ar")}
 
 
 def main(log, *wanted):

@@ -82,14 +82,17 @@ pub enum AddressFamily {
 pub enum Protection {
     /// TCP's own checksum, which misses one damaged segment in 65,536.
     Clear = 0,
-    /// CRC-32C over every payload.
-    #[default]
+    /// CRC-32C over every payload: against damage, not against somebody on the path.
     Checksum = 1,
-    /// AES-256-GCM over header and payload, with keys of the connection.
+    /// AES-128-GCM over header and payload, with keys of the connection.
+    #[default]
     Encrypted = 2,
 }
 
 impl Protection {
+    pub const ALL: [Protection; 3] =
+        [Protection::Clear, Protection::Checksum, Protection::Encrypted];
+
     /// Its name in settings.
     pub fn name(self) -> &'static str {
         match self {
@@ -101,12 +104,9 @@ impl Protection {
 
     /// The protection of such a name.
     fn from_name(name: &str) -> std::result::Result<Protection, String> {
-        match name {
-            "clear" => Ok(Protection::Clear),
-            "checksum" => Ok(Protection::Checksum),
-            "encrypted" => Ok(Protection::Encrypted),
-            _ => Err("is no protection; use clear, checksum or encrypted".into()),
-        }
+        let found = Protection::ALL.into_iter().find(|one| one.name() == name);
+        let names = "is no protection; use clear, checksum or encrypted";
+        found.ok_or_else(|| names.into())
     }
 }
 
@@ -289,8 +289,8 @@ static VARIABLES: [Variable; 14] = [
     Variable {
         name: "RINGCOMM_PROTECTION",
         help: "what guards payloads between hosts: clear, checksum or encrypted",
-        values: "clear, checksum (CRC-32C) or encrypted (AES-256-GCM)",
-        default: "checksum",
+        values: "clear, checksum (CRC-32C) or encrypted (AES-128-GCM)",
+        default: "encrypted",
         more: "Every connection between hosts begins with a handshake that proves the job's \
                secret, whatever this is.",
         field: "protection",

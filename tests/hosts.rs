@@ -51,8 +51,7 @@ fn every_collective_is_right_between_hosts() {
 
 #[test]
 fn short_slots_several_sockets_and_every_protection_change_nothing() {
-    let protections = [Protection::Clear, Protection::Checksum, Protection::Encrypted];
-    for (seed, protection) in protections.into_iter().enumerate() {
+    for (seed, protection) in Protection::ALL.into_iter().enumerate() {
         let hosts = [0, 1, 1, 2];
         let config =
             Config { protection, nsocks: 1 + seed, ..patient(small_slots(hosts.len(), SLOT)) };

@@ -332,7 +332,7 @@ fn send_words(comm: &Communicator) -> usize {
 fn what_goes_between_hosts_is_seen_on_the_way_unless_it_is_encrypted() {
     let _turn = take_turn();
     TROUBLE.lock().expect("no relay panics").0 = Trouble::None;
-    for protection in [Protection::Clear, Protection::Checksum, Protection::Encrypted] {
+    for protection in Protection::ALL {
         *TAPE.lock().expect("no relay panics") = Some(Vec::new());
         let config = Config { nsocks: 2, protection, ..config() };
         let sent = on_hosts(&[0, 1], &config, |comm| {

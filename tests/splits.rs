@@ -122,15 +122,15 @@ fn between_hosts_a_child_listens_where_its_parent_does_and_nowhere_else() {
 
 #[test]
 fn ranks_whose_settings_differ_are_named_as_the_parent_counts_them() {
-    let other = Config { protection: Protection::Encrypted, ..config() };
+    let other = Config { protection: Protection::Checksum, ..config() };
     support::threads::run_all(&joined_hosts(&[0, 1, 2], &config()), |comm| {
         let own = if comm.rank() == 0 { other.clone() } else { config() };
         let error = comm.split(0, -(comm.rank() as i32), Some(&own)).map(drop).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("RINGCOMM_PROTECTION: rank "), "{text}");
-        assert!(text.contains("rank 0 has encrypted"), "{text}");
+        assert!(text.contains("rank 0 has checksum"), "{text}");
         let theirs = if comm.rank() == 1 { 1 } else { 2 };
-        assert!(text.contains(&format!("rank {theirs} has checksum")), "{text}");
+        assert!(text.contains(&format!("rank {theirs} has encrypted")), "{text}");
     });
 }
 

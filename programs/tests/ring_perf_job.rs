@@ -81,7 +81,7 @@ fn ranks_that_are_hosts_of_their_own_measure_tcp() {
         assert_eq!(output.status.code(), Some(0), "{text}");
         assert!(rows(&text).1 && rows(&text).0.len() == 3, "{text}");
         assert!(text.contains("# transport: tcp over loopback, ") && text.contains(said), "{text}");
-        assert!(text.contains("protection checksum") && text.contains(over), "{text}");
+        assert!(text.contains("protection encrypted") && text.contains(over), "{text}");
     }
 }
 

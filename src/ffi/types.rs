@@ -25,9 +25,10 @@ pub const RING_CONFIG_UNDEF_INT: i32 = -2147483648;
 
 /// [`ringConfig_t::protection`]: TCP's own checksum alone.
 pub const RING_PROTECTION_CLEAR: c_int = 0;
-/// [`ringConfig_t::protection`]: a CRC-32C over every payload; what is used where nothing is set.
+/// [`ringConfig_t::protection`]: a CRC-32C over every payload.
 pub const RING_PROTECTION_CHECKSUM: c_int = 1;
-/// [`ringConfig_t::protection`]: AES-256-GCM over header and payload.
+/// [`ringConfig_t::protection`]: AES-128-GCM over header and payload; what is used where nothing is
+/// set.
 pub const RING_PROTECTION_ENCRYPTED: c_int = 2;
 /// The color of a rank that joins none of the communicators of a split.
 pub const RING_SPLIT_NOCOLOR: i32 = -1;

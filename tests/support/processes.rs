@@ -447,8 +447,8 @@ fn read_config(text: &str) -> Config {
         nsocks: words[7].parse().expect("sockets"),
         protection: match words[8] {
             "clear" => Protection::Clear,
-            "encrypted" => Protection::Encrypted,
-            _ => Protection::Checksum,
+            "checksum" => Protection::Checksum,
+            _ => Protection::Encrypted,
         },
         debug: words[9].parse().expect("a level"),
         ..Config::default()

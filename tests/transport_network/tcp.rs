@@ -94,7 +94,7 @@ pub fn loopback() -> [Box<dyn Endpoint>; 2] {
 }
 
 fn protections() -> [Protection; 3] {
-    [Protection::Clear, Protection::Checksum, Protection::Encrypted]
+    Protection::ALL
 }
 
 #[test]

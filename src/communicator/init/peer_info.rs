@@ -135,7 +135,6 @@ fn algorithm(word: u64) -> String {
 
 /// The name of the protection that such a word stands for.
 fn protection(word: u64) -> String {
-    let all = [Protection::Clear, Protection::Checksum, Protection::Encrypted];
-    let named = all.iter().find(|one| **one as u64 == word);
+    let named = Protection::ALL.iter().find(|one| **one as u64 == word);
     named.map_or_else(|| format!("number {word}"), |one| one.name().into())
 }

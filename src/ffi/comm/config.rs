@@ -108,7 +108,6 @@ fn field(name: &str, value: i64, least: i64, most: i64) -> Result<Option<i64>> {
 }
 
 fn apply(fields: &ringConfig_t, config: &mut Config) -> Result<()> {
-    use Protection::{Checksum, Clear, Encrypted};
     if let Some(ms) = field("timeoutMs", fields.timeoutMs, 1, i64::MAX)? {
         config.timeout_ms = ms as u64;
     }
@@ -129,7 +128,7 @@ fn apply(fields: &ringConfig_t, config: &mut Config) -> Result<()> {
         config.debug = level as u32;
     }
     if let Some(kind) = field("protection", fields.protection.into(), 0, 2)? {
-        config.protection = [Clear, Checksum, Encrypted][kind as usize];
+        config.protection = Protection::ALL[kind as usize];
     }
     if let Some(sockets) = field("nsocks", fields.nsocks.into(), 1, MOST_NSOCKS as i64)? {
         config.nsocks = sockets as usize;

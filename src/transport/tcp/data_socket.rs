@@ -49,7 +49,26 @@ struct Body {
     frame: Frame,
     header: [u8; FRAME_BYTES],
     place: PayloadTarget,
+    /// What follows the payload, where tags do.
+    tag: [u8; TAG_BYTES],
+    /// Bytes of payload and tag that have come.
     done: usize,
+}
+
+impl Body {
+    /// What is still to come of the payload, and of a tag of so many bytes.
+    ///
+    /// # Safety
+    /// The place is where the payload goes, and nobody else's until the message is finished.
+    unsafe fn rest(&mut self, tag: usize) -> [&mut [u8]; 2] {
+        let length = self.frame.length as usize;
+        let (have, of_tag) = (self.done.min(length), self.done.saturating_sub(length));
+        // SAFETY: the caller's promise; the place has room for the payload.
+        let payload = unsafe {
+            std::slice::from_raw_parts_mut(self.place.address.wrapping_add(have), length - have)
+        };
+        [payload, &mut self.tag[of_tag..tag]]
+    }
 }
 
 pub struct DataSocket {
@@ -74,12 +93,12 @@ unsafe impl Send for DataSocket {}
 
 impl DataSocket {
     pub fn new(socket: OwnedFd, protection: Protection, keys: &LaneKeys) -> DataSocket {
-        let encrypted = protection == Protection::Encrypted;
+        let has_tags = protection == Protection::Encrypted;
         DataSocket {
             socket,
             protection,
-            seals: encrypted.then(|| Aead::new(&keys.send)),
-            opens: encrypted.then(|| Aead::new(&keys.receive)),
+            seals: has_tags.then(|| Aead::new(&keys.send)),
+            opens: has_tags.then(|| Aead::new(&keys.receive)),
             writing: None,
             buffer: vec![0; AHEAD].into(),
             start: 0,
@@ -183,7 +202,7 @@ impl DataSocket {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
             let free = &mut self.buffer[self.end..];
-            match receive(&self.socket, &mut [], free)? {
+            match receive(&self.socket, [&mut [], &mut [], free])? {
                 None => return Ok(false),
                 Some(got) => self.end += got,
             }
@@ -194,14 +213,15 @@ impl DataSocket {
         let header: [u8; FRAME_BYTES] =
             self.buffer[self.start..self.start + FRAME_BYTES].try_into().expect("a header's bytes");
         let frame = Frame::decode(&header).map_err(SocketBroken::Damaged)?;
-        match inbound.admit(&frame, self.opens.is_none()).map_err(SocketBroken::Damaged)? {
+        match inbound.admit(&frame).map_err(SocketBroken::Damaged)? {
             FrameAdmission::Later => {
                 self.stalled = true;
                 Ok(false)
             }
             FrameAdmission::Into(place) => {
                 self.start += FRAME_BYTES;
-                self.body = Some(Body { frame, header, place, done: 0 });
+                let tag = [0; TAG_BYTES];
+                self.body = Some(Body { frame, header, place, tag, done: 0 });
                 Ok(true)
             }
         }
@@ -212,24 +232,26 @@ impl DataSocket {
         let tag = if self.opens.is_some() { TAG_BYTES } else { 0 };
         let body = self.body.as_mut().expect("a message is coming");
         let total = body.frame.length as usize + tag;
-        let have = (self.end - self.start).min(total - body.done);
-        // SAFETY: the place has room for the payload, and a slot for the tag behind it.
-        unsafe {
-            let source = self.buffer.as_ptr().add(self.start);
-            body.place.address.add(body.done).copy_from_nonoverlapping(source, have);
+        // SAFETY: the place was admitted for this message.
+        let parts = unsafe { body.rest(tag) };
+        let mut came = 0;
+        for part in parts {
+            let have = (self.end - self.start).min(part.len());
+            part[..have].copy_from_slice(&self.buffer[self.start..self.start + have]);
+            self.start += have;
+            came += have;
         }
-        self.start += have;
-        body.done += have;
+        body.done += came;
         if body.done < total {
             (self.start, self.end) = (0, 0);
             let ahead = if total >= LONG { FRAME_BYTES } else { AHEAD };
-            let (rest, left) = (body.place.address.wrapping_add(body.done), total - body.done);
-            // SAFETY: as above; what was copied has come before.
-            let rest = unsafe { std::slice::from_raw_parts_mut(rest, left) };
-            match receive(&self.socket, rest, &mut self.buffer[..ahead])? {
+            let left = total - body.done;
+            // SAFETY: as above.
+            let [payload, tag] = unsafe { body.rest(tag) };
+            match receive(&self.socket, [payload, tag, &mut self.buffer[..ahead]])? {
                 None => return Ok(false),
                 Some(got) => {
-                    let here = got.min(total - body.done);
+                    let here = got.min(left);
                     body.done += here;
                     self.end = got - here;
                 }
@@ -246,14 +268,10 @@ impl DataSocket {
     fn finish(&mut self, inbound: &mut Inbound) -> Result<(), SocketBroken> {
         let body = self.body.take().expect("a message has come");
         let length = body.frame.length as usize;
-        // SAFETY: the bytes were just read there, and a slot has room for the tag.
-        let (payload, tag) = unsafe {
-            let tag = if self.opens.is_some() { TAG_BYTES } else { 0 };
-            let tag = std::slice::from_raw_parts(body.place.address.add(length), tag);
-            (std::slice::from_raw_parts_mut(body.place.address, length), tag)
-        };
+        // SAFETY: the bytes were just read there.
+        let payload = unsafe { std::slice::from_raw_parts_mut(body.place.address, length) };
         if let Some(cipher) = &self.opens {
-            if !cipher.open(body.frame.position, &body.header, payload, tag) {
+            if !cipher.open(body.frame.position, &body.header, payload, &body.tag) {
                 return Err(SocketBroken::Damaged("a message was not sealed by the peer"));
             }
         } else if self.protection == Protection::Checksum
@@ -282,16 +300,11 @@ fn send(socket: &OwnedFd, blocks: [&[u8]; 3], done: usize) -> Result<usize, Errn
     sendmsg(socket, rest, &mut SendAncillaryBuffer::default(), flags)
 }
 
-/// Receive into `first`, what does not fit into `second`; `None` where nothing is there.
-fn receive(
-    socket: &OwnedFd,
-    first: &mut [u8],
-    second: &mut [u8],
-) -> Result<Option<usize>, SocketBroken> {
-    let mut slices = [IoSliceMut::new(first), IoSliceMut::new(second)];
-    let slices = if slices[0].is_empty() { &mut slices[1..] } else { &mut slices[..] };
+/// Receive into these, one after the other; `None` where nothing is there.
+fn receive(socket: &OwnedFd, into: [&mut [u8]; 3]) -> Result<Option<usize>, SocketBroken> {
+    let mut slices = into.map(IoSliceMut::new);
     let mut none = RecvAncillaryBuffer::default();
-    match recvmsg(socket, slices, &mut none, RecvFlags::DONTWAIT) {
+    match recvmsg(socket, &mut slices, &mut none, RecvFlags::DONTWAIT) {
         Ok(RecvMsg { bytes: 0, .. }) => Err(SocketBroken::Closed),
         Ok(got) => Ok(Some(got.bytes)),
         Err(error) if is_not_yet(error) => Ok(None),

@@ -6,7 +6,6 @@
 
 use super::frame::Frame;
 use super::slot_pool::SlotPool;
-use crate::crypto::TAG_BYTES;
 use crate::error::Result;
 use crate::transport::fifo::{FifoShape, ReceivedMessage, Stamp};
 
@@ -67,8 +66,7 @@ impl Inbound {
 
     /// Blocks for it.
     pub fn blocks(geometry: FifoShape) -> Result<SlotPool> {
-        // An encrypted message's tag is behind its payload.
-        SlotPool::new(geometry, TAG_BYTES)
+        SlotPool::new(geometry, 0)
     }
 
     fn index(&self, position: u64) -> usize {
@@ -76,11 +74,7 @@ impl Inbound {
     }
 
     /// Where a frame's payload goes, or why the frame cannot be right.
-    pub fn admit(
-        &mut self,
-        frame: &Frame,
-        may_land: bool,
-    ) -> std::result::Result<FrameAdmission, &'static str> {
+    pub fn admit(&mut self, frame: &Frame) -> std::result::Result<FrameAdmission, &'static str> {
         if frame.length as usize > self.geometry.slot_bytes {
             return Err("a message is longer than a slot");
         }
@@ -99,8 +93,7 @@ impl Inbound {
         }
         self.slots[index] = InboundSlot::Coming;
         let wanted = self.landing.as_ref().filter(|landing| {
-            may_land
-                && frame.length > 0
+            frame.length > 0
                 && ahead == 0
                 && landing.length == frame.length as usize
                 && landing.stamp.sequence == frame.stamp.sequence
@@ -167,7 +160,7 @@ mod tests {
     }
 
     fn admitted(inbound: &mut Inbound, position: u64) -> PayloadTarget {
-        match inbound.admit(&frame(position), true) {
+        match inbound.admit(&frame(position)) {
             Ok(FrameAdmission::Into(place)) => place,
             _ => panic!("not admitted"),
         }
@@ -181,13 +174,13 @@ mod tests {
         assert!(inbound.ready().is_none(), "the first is still missing");
         let first = admitted(&mut inbound, 0);
         inbound.arrived(&frame(0), first);
-        assert!(matches!(inbound.admit(&frame(2), true), Ok(FrameAdmission::Later)));
+        assert!(matches!(inbound.admit(&frame(2)), Ok(FrameAdmission::Later)));
         for place in [first, second] {
             let (message, _) = inbound.ready().expect("it has come");
             assert_eq!(message.payload, place.address.cast_const());
             inbound.free();
         }
-        assert!(matches!(inbound.admit(&frame(2), true), Ok(FrameAdmission::Into(_))));
+        assert!(matches!(inbound.admit(&frame(2)), Ok(FrameAdmission::Into(_))));
     }
 
     /// So that the bytes which a reader that keeps up works on stay in its cache.
@@ -207,12 +200,12 @@ mod tests {
     #[test]
     fn impossible_frames_are_refused() {
         let mut inbound = inbound();
-        assert!(inbound.admit(&Frame { length: 65, ..frame(0) }, true).is_err());
+        assert!(inbound.admit(&Frame { length: 65, ..frame(0) }).is_err());
         let place = admitted(&mut inbound, 0);
-        assert!(inbound.admit(&frame(0), true).is_err(), "twice");
+        assert!(inbound.admit(&frame(0)).is_err(), "twice");
         inbound.arrived(&frame(0), place);
         inbound.free();
-        assert!(inbound.admit(&frame(0), true).is_err(), "long past");
+        assert!(inbound.admit(&frame(0)).is_err(), "long past");
     }
 
     #[test]
@@ -222,7 +215,7 @@ mod tests {
         let stamp = Stamp::default();
         let mut lands = |inbound: &mut Inbound, length: u32, position| {
             inbound.want_at(user.as_mut_ptr(), 8, &stamp);
-            match inbound.admit(&Frame { length, ..frame(position) }, true) {
+            match inbound.admit(&Frame { length, ..frame(position) }) {
                 Ok(FrameAdmission::Into(place)) => place,
                 _ => panic!("not admitted"),
             }
