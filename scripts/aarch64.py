@@ -55,6 +55,8 @@ PROGRAMS = {
               "--sysroot", "{root}/usr"],
     "linker": ["/usr/bin/env", "LD_LIBRARY_PATH={libraries}",
                "{root}/usr/bin/aarch64-linux-gnu-gcc-12", "--sysroot={root}"],
+    "archiver": ["/usr/bin/env", "LD_LIBRARY_PATH={libraries}",
+                 "{root}/usr/bin/aarch64-linux-gnu-ar"],
     "emulator": [LOADER, "--library-path", "{libraries}", "{root}/usr/bin/qemu-aarch64",
                  "-L", "{root}/usr/aarch64-linux-gnu"],
 }
@@ -134,7 +136,7 @@ def tools(place):
             f"{prefix}_RUNNER": str(place / "emulator"),
             # For what crates have in C and assembly.
             f"CC_{TARGET.replace('-', '_')}": str(place / "linker"),
-            f"AR_{TARGET.replace('-', '_')}": str(place / "root/usr/bin/aarch64-linux-gnu-ar")}
+            f"AR_{TARGET.replace('-', '_')}": str(place / "archiver")}
 
 
 def main(log, *wanted):

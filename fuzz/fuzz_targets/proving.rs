@@ -4,7 +4,9 @@
 
 use libfuzzer_sys::fuzz_target;
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::bootstrap::tcp::{GREETING, Handshake, Hello, MAX_FRAME, Opener, Purpose, Sealer, SharedSecret};
+use ringcomm::bootstrap::tcp::{
+    GREETING, Handshake, Hello, MAX_FRAME, Opener, Purpose, Sealer, SharedSecret,
+};
 
 mod support;
 use support::Input;
