@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Dict, List, Optional, Sequence, Type
 
-from . import _native, groups
+from . import _native, groups, interrupts
 from ._native import Collective, DataType, ReduceOp, Result, check, lib
 from .buffers import CPU
 from .collectives import wrong
@@ -44,6 +44,7 @@ class Communicator(Objects):
         """Take over a `ringComm_t`; programs use `ringcomm.init`, `init` or `all`."""
         self._handle: Optional[int] = handle
         self._boxed: Optional[ctypes.c_void_p] = ctypes.c_void_p(handle)
+        interrupts.watch(self)
         number = ctypes.c_int()
         check(lib.ringCommUserRank(handle, ctypes.byref(number)))
         self._rank = number.value

@@ -405,3 +405,24 @@ def test_a_wait_can_be_interrupted(ranks):
 def test_on_threads_tells_errors(ranks):
     with pytest.raises(ZeroDivisionError):
         on_threads(ranks(1), lambda comm: 1 // 0)
+
+
+CTRL_C = """
+import time, numpy as np, ringcomm
+comms = ringcomm.Communicator.all(2, config=ringcomm.Config(timeout_ms=60000))
+print("ready", flush=True)
+started = time.monotonic()
+try:
+    comms[0].all_reduce(np.ones(4))
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - started < 10, flush=True)
+"""
+
+
+def test_ctrl_c_ends_a_call_that_waits():
+    process = python(CTRL_C)
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=120)
+    assert said == "interrupted True\n"
