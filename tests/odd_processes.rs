@@ -20,7 +20,7 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use support::processes::{Ranks, say};
-use support::{Case, Prepared, by_kernel, config, small_slots};
+use support::{Case, Prepared, Random, by_kernel, config, small_slots};
 
 const SUM: RawRedOp = RawRedOp(ringRedOp_t::ringSum as i32);
 const FLOAT: RawDataType = RawDataType(ringDataType_t::ringFloat32 as i32);
@@ -98,6 +98,64 @@ fn a_word_that_a_peer_writes_holds_nobody() {
         String::new()
     });
     (0..2).for_each(|rank| drop(ranks.end(rank, soon()).result.unwrap()));
+}
+
+/// Write random words over the pages of all ranks until the process ends.
+fn vandalize(seed: u64) -> ! {
+    let mut random = Random(seed);
+    let pages = pages();
+    loop {
+        let page = random.pick(&pages);
+        let at = random.below(size_of::<ControlBlock>() / 4) * 4;
+        // SAFETY: a page is mapped as long as its communicator is there, and all words are atomics.
+        let word = unsafe { &*page.wrapping_add(at).cast::<AtomicU32>() };
+        let value = match random.below(4) {
+            0 => random.next() as u32,
+            1 => u32::MAX,
+            2 => word.load(SeqCst) ^ 1 << random.below(32),
+            _ => random.below(5) as u32,
+        };
+        word.store(value, SeqCst);
+        if random.chance(64) {
+            std::thread::sleep(Duration::from_micros(random.below(2000) as u64));
+        }
+    }
+}
+
+/// A rank that writes whatever it likes over all pages makes calls fail, and nothing worse: no
+/// panic, no wait past the deadline, no wrong result. `RINGCOMM_ROUNDS` makes it long.
+#[test]
+fn a_rank_that_writes_over_all_pages_breaks_calls_and_nothing_else() {
+    let rounds = std::env::var("RINGCOMM_ROUNDS").map_or(4, |text| text.parse().expect("a number"));
+    let config = Config { timeout_ms: 1500, ..config() };
+    for round in 0..rounds {
+        let mut ranks = Ranks::start_apart(3, &config, &round.to_string(), |seat, round| {
+            let comm = seat.join();
+            gather(&comm, 3);
+            if seat.rank == 2 {
+                vandalize(0x5eed + round.parse::<u64>().unwrap());
+            }
+            let started = Instant::now();
+            for seed in 0..2000 {
+                let case = Case::new(Collective::AllReduce, 3, 700, DataType::Float32);
+                let prepared = Prepared::of(Case { seed, ..case }, seat.rank);
+                match prepared.try_run(&comm) {
+                    Ok(()) => {}
+                    Err(text) if text.contains("wanted 0x") => panic!("{text}"),
+                    Err(_) => break,
+                }
+            }
+            let _ = (comm.async_error(), comm.shrink(&[2], None).map(drop));
+            drop(comm);
+            assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+            String::new()
+        });
+        for rank in 0..2 {
+            let end = ranks.end(rank, soon()).result;
+            assert!(end.is_ok(), "round {round}, rank {rank}: {end:?}");
+        }
+        ranks.signal(2, libc::SIGKILL);
+    }
 }
 
 /// Let a system call fail with EPERM in this thread and those that it starts.
