@@ -89,7 +89,7 @@ class Collectives:
         if factor is None:
             factor = op.__getstate__()[1]
         dtype = tensor.dtype.to_real() if tensor.dtype.is_complex else tensor.dtype
-        scalar = torch.as_tensor(factor, dtype=dtype).reshape(1).cpu()
+        scalar = torch.as_tensor(factor, dtype=dtype, device="cpu").reshape(1)
         number = ctypes.c_int()
         lane = self._lane(tensor.device)
         made = lib.ringRedOpCreatePreMulSum(
