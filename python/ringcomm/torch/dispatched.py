@@ -1,9 +1,9 @@
 """Calls that torch's dispatcher is to see before they are made.
 
-A group in Python is called with nothing between. Where a mode of torch watches or replaces what is
-done with tensors (CommDebugMode, FakeTensorMode), or a tensor is of a class that does so itself, the
-call goes to torch's operator for it. Once all of those have had it, and have not made it something
-else, the operator calls the group's Backend.
+A group in Python is called with nothing between. But modes of torch watch or replace what is done
+with tensors, as CommDebugMode and FakeTensorMode do, and some classes of tensors do so themselves.
+Where there is one, the call goes to torch's operator for it. Once all of those have had the call, and
+have not made it something else, the operator calls the group's Backend.
 """
 
 from __future__ import annotations
