@@ -132,7 +132,7 @@ class Sender(Channel):
         return timeout
 
     def _open(self) -> None:
-        self._join(self.post.key(f"{self.post.rank}>{self.peer}"), 0)
+        self._join(f"{self.post.rank}>{self.peer}", 0)
         with self.lock:
             if self._given_up and self.lane is not None:
                 self.lane.abort()

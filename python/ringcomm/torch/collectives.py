@@ -32,7 +32,7 @@ TELLS = hasattr(AllreduceOptions(), "asyncOp")
 _PLAIN = {dtype: kind for dtype, (kind, width) in TYPES.items() if width == 1}
 
 #: The classes of tensors that are no more than memory, in most programs.
-_MEMORY = frozenset((torch.Tensor, torch.nn.Parameter))
+MEMORY = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def listed(tensors: Any) -> Tensors:
@@ -115,7 +115,7 @@ class Collectives:
             reduction: Any = opts.reduceOp
             known, op = _PLAIN.get(tensor.dtype), OPS.get(reduction.op)
             lane = self._cpu
-            if known is not None and op is not None and tensor.is_cpu and type(tensor) in _MEMORY:
+            if known is not None and op is not None and tensor.is_cpu and type(tensor) in MEMORY:
                 plain = tensor.is_contiguous() and not tensor.is_neg()
                 if plain and level.depth == 0 and not _profiled() and not _modes():
                     place, count = tensor.data_ptr(), tensor.numel()

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import AllreduceOptions, BarrierOptions, Process
 from torch._C._distributed_c10d import ReduceOp as TorchOp
 from torch._C._distributed_c10d import Work as TorchWork
 
-from .collectives import listed, root_of
+from .collectives import MEMORY, listed, root_of
 
 #: How many modes are active in this thread.
 modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
@@ -27,15 +27,18 @@ def is_plain(kind: type) -> bool:
     return getattr(kind, "__torch_dispatch__", _PASSIVE) is _PASSIVE
 
 
-def is_seen(*values: Any) -> bool:
-    """Whether somebody is to see a call with these arguments: tensors, lists of them, and others."""
-    return modes() > 0 or _stands_in(values)
-
-
-def _stands_in(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return not is_plain(type(value))
-    return isinstance(value, (list, tuple)) and any(map(_stands_in, value))
+def _stand_in(values: Any) -> bool:
+    """Whether any of these, or of what lists among them hold, is a tensor that stands in."""
+    for value in values:
+        kind = type(value)
+        if kind in MEMORY:
+            continue
+        if kind is list or kind is tuple:
+            if _stand_in(value):
+                return True
+        elif isinstance(value, torch.Tensor) and not is_plain(kind):
+            return True
+    return False
 
 
 def _op(opts: Any, op: Any = None) -> Any:
@@ -218,7 +221,7 @@ def dispatches(group: type) -> None:
 
 def _either(name: str, ours: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_seen(*args, *kwargs.values()):
+        if not modes() and not _stand_in(args) and not (kwargs and _stand_in(kwargs.values())):
             return ours(self, *args, **kwargs)
         answer = call(torch.ops.c10d, self.boxed(), *args, **kwargs)
         work = answer[-1] if isinstance(answer, (list, tuple)) else answer

@@ -42,11 +42,10 @@ class Messages:
     def __init__(
         self,
         store: Any,
-        prefix: str,
         communicator: Communicator,
         timeout: timedelta,
     ) -> None:
-        self.store, self._prefix, self._communicator = store, prefix, communicator
+        self.store, self._communicator = store, communicator
         self.rank, self.size = communicator.rank, communicator.nranks
         self.timeout = timeout
         self.seconds = timeout.total_seconds()
@@ -62,10 +61,6 @@ class Messages:
         self.ended = False
         self._process = os.getpid()
         _living.add(self)
-
-    def key(self, name: str) -> str:
-        """The store's key of this name of the group."""
-        return f"{self._prefix}/{name}"
 
     def sender(self, peer: int) -> Sender:
         """The channel to this rank."""
@@ -164,7 +159,7 @@ class Messages:
 
     def _ends(self, peer: int) -> bool:
         try:
-            return bool(self.store.check([self.key(f"ends/{peer}")]))
+            return bool(self.store.check([f"ends/{peer}"]))
         except Exception:
             return False  # the store is gone; the communicator knows who else is
 
@@ -209,7 +204,7 @@ class Messages:
         if any(sender.busy() for sender in senders):
             # Others that wait here as well learn that nothing is received any more.
             try:
-                self.store.set(self.key(f"ends/{self.rank}"), b"")
+                self.store.set(f"ends/{self.rank}", b"")
             except Exception:
                 pass  # the store is gone
         deadline = time.monotonic() + self.seconds

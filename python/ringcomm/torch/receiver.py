@@ -28,7 +28,7 @@ class Receiver(Channel):
 
     def __init__(self, post: Any, peer: int) -> None:
         super().__init__(post, peer)
-        self._key = post.key(f"{peer}>{post.rank}")
+        self._key = f"{peer}>{post.rank}"
         self._header = Header()
         self._asked: Optional[int] = None
         #: What joins the channel, and when that has to be done.
