@@ -24,7 +24,7 @@ from .barrier import MonitoredBarriers
 from .collectives import TELLS
 from .futures import level
 from .lane import Lane, Step, check_process, destroyed
-from .meet import Connection, another, join
+from .meet import Connection, Part, another, join
 from .messages import Messages
 from .profiling import span, track
 from .rooted import RootedCollectives
@@ -211,10 +211,10 @@ class Core(RootedCollectives):
     def _post(self) -> Messages:
         check_process(self._process, self._rank)
         if self._messages is None and not self._ended:
-            place = self._further(), f"{self._keys}/p2p"
+            store = Part(self._further(), f"{self._keys}/p2p")
             with self._making:
                 if self._messages is None and not self._ended:
-                    self._messages = Messages(*place, self._cpu.communicator, self._timeout)
+                    self._messages = Messages(store, self._cpu.communicator, self._timeout)
         if self._ended or self._messages is None:
             raise destroyed(self._rank)
         return self._messages

@@ -141,6 +141,36 @@ class Connection:
             pause = min(2 * pause, LONGEST_PAUSE)
 
 
+class Part:
+    """The keys of a connection's store that begin with a prefix."""
+
+    def __init__(self, connection: Connection, prefix: str) -> None:
+        self._connection, self._prefix = connection, prefix
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}/{name}"
+
+    def set(self, key: str, value: bytes) -> None:
+        """As the store's."""
+        self._connection.set(self._key(key), value)
+
+    def get(self, key: str) -> Any:
+        """As the store's, of a key that is there."""
+        return self._connection.get(self._key(key))
+
+    def check(self, keys: List[str]) -> bool:
+        """As the store's."""
+        return self._connection.check([self._key(key) for key in keys])
+
+    def delete_key(self, key: str) -> None:
+        """As the store's."""
+        self._connection.delete_key(self._key(key))
+
+    def wait(self, keys: List[str], timeout: timedelta) -> None:
+        """As the connection's."""
+        self._connection.wait([self._key(key) for key in keys], timeout)
+
+
 #: The connections of this process, by the identity of the store. Groups keep them.
 _connections: "weakref.WeakValueDictionary[int, Connection]" = weakref.WeakValueDictionary()
 _connecting = threading.Lock()
