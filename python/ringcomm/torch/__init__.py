@@ -21,6 +21,7 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST:
         "later one, or use ringcomm's own calls (ringcomm.init), which take tensors of any"
     )
 
+from .compiled import leave_out
 from .data_parallel import DataParallel
 from .gradients import Compression, broadcast_parameters, reduce_gradients
 from .group import DEVICES, Group, create
@@ -54,4 +55,5 @@ def register() -> None:
 
 if OLD:
     prepare(Group)
+leave_out()
 register()

@@ -40,7 +40,7 @@ class Bucket:
     ) -> None:
         self.parameters = parameters
         self._divisor, self._compression = divisor, compression
-        self._flat = torch.empty(0)
+        self._flat = torch.empty(0, device="cpu")
         self._handle: Any = None
 
     def start(self, ranks: Ranks) -> None:
@@ -54,7 +54,7 @@ class Bucket:
         A parameter that has no gradient gets one, unless `held` says for it that no rank has any.
         """
         self._handle.wait()
-        flat, self._flat, self._handle = self._flat, torch.empty(0), None
+        flat, self._flat, self._handle = self._flat, torch.empty(0, device="cpu"), None
         if self._compression is None and self._divisor != 1:
             flat.div_(self._divisor)
         for index, (parameter, part) in enumerate(self._parts(flat)):

@@ -23,12 +23,16 @@ from .work import Work
 Tensors = List[torch.Tensor]
 _all_reduce = lib.ringAllReduce
 _profiled = torch._C._autograd._profiler_enabled
+_modes = torch._C._len_torch_dispatch_stack
 #: Whether torch says of every call whether it waits, and then waits for nothing that is returned as
 #: None.
 TELLS = hasattr(AllreduceOptions(), "asyncOp")
 
 #: The types of which one makes an element.
 _PLAIN = {dtype: kind for dtype, (kind, width) in TYPES.items() if width == 1}
+
+#: The classes of tensors that are no more than memory, in most programs.
+MEMORY = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def listed(tensors: Any) -> Tensors:
@@ -89,7 +93,7 @@ class Collectives:
         if factor is None:
             factor = op.__getstate__()[1]
         dtype = tensor.dtype.to_real() if tensor.dtype.is_complex else tensor.dtype
-        scalar = torch.as_tensor(factor, dtype=dtype).reshape(1).cpu()
+        scalar = torch.as_tensor(factor, dtype=dtype, device="cpu").reshape(1)
         number = ctypes.c_int()
         lane = self._lane(tensor.device)
         made = lib.ringRedOpCreatePreMulSum(
@@ -111,9 +115,9 @@ class Collectives:
             reduction: Any = opts.reduceOp
             known, op = _PLAIN.get(tensor.dtype), OPS.get(reduction.op)
             lane = self._cpu
-            if known is not None and op is not None and tensor.is_cpu:
+            if known is not None and op is not None and tensor.is_cpu and type(tensor) in MEMORY:
                 plain = tensor.is_contiguous() and not tensor.is_neg()
-                if plain and level.depth == 0 and not _profiled():
+                if plain and level.depth == 0 and not _profiled() and not _modes():
                     place, count = tensor.data_ptr(), tensor.numel()
                     if lane._running:
                         lane.run([(_all_reduce, (place, place, count, known, op))])

@@ -17,7 +17,6 @@ from datetime import timedelta
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
-from torch._C._distributed_c10d import PrefixStore
 
 from .._native import DataType, lib
 from .backward import watch
@@ -25,7 +24,7 @@ from .barrier import MonitoredBarriers
 from .collectives import TELLS
 from .futures import level
 from .lane import Lane, Step, check_process, destroyed
-from .meet import another, join
+from .meet import Connection, Part, another, join
 from .messages import Messages
 from .profiling import span, track
 from .rooted import RootedCollectives
@@ -56,6 +55,7 @@ class Core(RootedCollectives):
         self._coalescing = threading.local()
         self._scaled = _Scaled()
         self._messages: Optional[Messages] = None
+        self._connection: Optional[Connection] = None
         self._sequence = 0
         self._ended = False
         self._keys = "ringcomm"
@@ -109,12 +109,17 @@ class Core(RootedCollectives):
         if (device, depth) == ("cpu", 0):
             return Lane(join(self._store, key, self._rank, self._size, self._timeout))
         # Other threads use the group's connection to the store meanwhile.
-        where = another(self._store), key, self._rank, self._size, self._timeout
+        where = self._further(), key, self._rank, self._size, self._timeout
         if device == "cpu":
             return Lane(join(*where))
         from .cuda import CudaLane
 
         return CudaLane(*where, device)
+
+    def _further(self) -> Connection:
+        if self._connection is None:
+            self._connection = another(self._store)
+        return self._connection
 
     def _finisher(self, device: torch.device) -> Finisher:
         key = (str(device), level.depth)
@@ -206,7 +211,7 @@ class Core(RootedCollectives):
     def _post(self) -> Messages:
         check_process(self._process, self._rank)
         if self._messages is None and not self._ended:
-            store = PrefixStore(f"{self._keys}/p2p", another(self._store))
+            store = Part(self._further(), f"{self._keys}/p2p")
             with self._making:
                 if self._messages is None and not self._ended:
                     self._messages = Messages(store, self._cpu.communicator, self._timeout)

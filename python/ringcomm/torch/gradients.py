@@ -63,8 +63,10 @@ def reduce_gradients(
     if not parameters:
         return True
     present = torch.tensor(
-        [parameter.grad is not None for parameter in parameters], dtype=torch.uint8
-    ).to(parameters[0].device)
+        [parameter.grad is not None for parameter in parameters],
+        dtype=torch.uint8,
+        device=parameters[0].device,
+    )
     counted = ranks.all_reduce(present, ReduceOp.MAX, async_op=True)
     divisor = ranks.size * update_cycle if average else 1
     buckets = [Bucket(part, divisor, compression) for part in cut(parameters, bucket_bytes)]
@@ -111,7 +113,7 @@ def _share_overflow(
     """
     found = _found(scaler, device)
     overflow = not finite or any(one.item() for one in found)
-    flag = torch.full((1,), float(overflow), device=device)
+    flag = torch.full((1,), float(overflow), dtype=torch.float32, device=device)
     ranks.all_reduce(flag, ReduceOp.MAX)
     if not flag.item():
         return True
@@ -128,7 +130,7 @@ def _found(scaler: "torch.amp.GradScaler", device: torch.device) -> List[torch.T
         here = state["found_inf_per_device"]
         if not here and state["stage"].name == "UNSCALED":
             # No gradient was there yet; `step` refuses an optimizer of which nothing is known.
-            here[device] = torch.zeros((), device=device)
+            here[device] = torch.zeros((), dtype=torch.float32, device=device)
         found += here.values()
     return found
 

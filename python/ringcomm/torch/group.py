@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import Backend as TorchBackend
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup
 
 from .core import Core
+from .dispatched import dispatches
 from .lane import check_process
 
 DEVICES = ["cpu", "cuda"]
@@ -194,6 +195,9 @@ def _has_inner() -> bool:
 
 
 HAS_INNER = _has_inner()
+if HAS_INNER:
+    # Without a Backend the operators have nobody to call.
+    dispatches(Group)
 
 
 def create(options: Any, backend_options: Any = None) -> Any:

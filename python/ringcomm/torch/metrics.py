@@ -26,10 +26,13 @@ def reduce_mean(
     """
     ranks = ranks_of(group)
     parts: List[torch.Tensor] = []
-    for value in metrics.values():
-        parts.append(torch.as_tensor(value).detach().to(ranks.device).double().reshape(-1))
-    names = ", ".join(f"{name} {tuple(torch.as_tensor(metrics[name]).shape)}" for name in metrics)
-    head = torch.tensor([zlib.crc32(names.encode()), weight], dtype=torch.float64)
+    shapes: List[str] = []
+    for name, value in metrics.items():
+        figure = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, device="cpu")
+        parts.append(figure.detach().to(ranks.device).double().reshape(-1))
+        shapes.append(f"{name} {tuple(figure.shape)}")
+    names = ", ".join(shapes)
+    head = torch.tensor([zlib.crc32(names.encode()), weight], dtype=torch.float64, device="cpu")
     # Two figures first: ranks with other metrics are found before their figures are mixed up.
     heads = ranks.all_gather(head.to(ranks.device)).cpu()
     others = (heads[:, 0] != heads[0, 0]).nonzero().flatten().tolist()

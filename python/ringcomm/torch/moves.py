@@ -151,7 +151,8 @@ def scatter(value: Any, ranks: Ranks, devices: Devices, dim: int) -> List[Any]:
     def cut(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         if tensor.device != devices[0] and tensor.device.type == "cpu":
             tensor = tensor.to(devices[0])
-        sizes = [len(part) for part in torch.arange(tensor.shape[dim]).chunk(len(ranks))]
+        count = tensor.shape[dim]
+        sizes = [len(part) for part in torch.arange(count, device="cpu").chunk(len(ranks))]
         pieces: Sequence[torch.Tensor] = Scatter.apply(ranks, devices, 0, dim, sizes, tensor)
         return pieces
 

@@ -209,7 +209,7 @@ class Receiver(Channel):
         if taker is not None and not taker._over:
             place = taker.place
         else:
-            place = torch.empty(size, dtype=torch.uint8)
+            place = torch.empty(size, dtype=torch.uint8, device="cpu")
         failed = None
         if size <= ROOM:
             ctypes.memmove(place.data_ptr(), self._header.body, size)

@@ -96,24 +96,18 @@ class RootedCollectives(ScatteredReductions):
         types.same_type("all_to_all_single", [input, output])
         kind, _ = types.movable(input)
         read, write = staging.source(input), staging.target(output)
-        if not output_splits and not input_splits:
-            count = types.movable(input)[1]
-            if input.numel() % self.size() or output.numel() != input.numel():
-                raise ValueError(
-                    f"all_to_all_single: {tuple(input.shape)} does not divide into {self.size()} "
-                    f"equal blocks that fill {tuple(output.shape)}; give split sizes"
-                )
-            step: Step = (
-                lib.ringAllToAll,
-                (read.data_ptr(), write.data_ptr(), count // self.size(), kind),
+        if not output_splits and not input_splits and output.numel() != input.numel():
+            raise ValueError(
+                f"all_to_all_single: equal blocks of {tuple(input.shape)} do not fill "
+                f"{tuple(output.shape)}; give split sizes"
             )
-        else:
-            sent = self._blocks(input, input_splits, "input")
-            got = self._blocks(output, output_splits, "output")
-            step = (
-                lib.ringAllToAllv,
-                (read.data_ptr(), *sent, write.data_ptr(), *got, kind),
-            )
+        if types.overlap(read, write):
+            # Blocks of other lengths come than go, so this call of the library is never in place.
+            read = staging.source(read.clone())
+        # Without sizes, too: another rank may give some, and means the same or has other blocks.
+        sent = self._blocks(input, input_splits, "input")
+        got = self._blocks(output, output_splits, "output")
+        step: Step = (lib.ringAllToAllv, (read.data_ptr(), *sent, write.data_ptr(), *got, kind))
         return self._start("all_to_all_single", [input], [step], opts, staging, [output])
 
     alltoall_base = all_to_all_single

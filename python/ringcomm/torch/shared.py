@@ -28,8 +28,8 @@ def empty_shared(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor
     """
     count = math.prod(size)
     if count == 0:
-        return torch.zeros(size, dtype=dtype)
-    memory = Memory(count * torch.empty((), dtype=dtype).element_size())
+        return torch.zeros(size, dtype=dtype, device="cpu")
+    memory = Memory(count * dtype.itemsize)
     return torch.frombuffer(memory.view(), dtype=dtype, count=count).view(size)
 
 

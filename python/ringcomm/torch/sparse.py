@@ -37,7 +37,7 @@ def all_reduce_sparse(group: Any, tensors: List[torch.Tensor], op: Any) -> Done:
 def _sum_of_all(group: Any, tensor: torch.Tensor) -> torch.Tensor:
     own = tensor.detach().coalesce()
     indices, values = own.indices(), own.values()
-    count = torch.tensor([indices.shape[1]])
+    count = torch.tensor([indices.shape[1]], device="cpu")
     counts = [torch.zeros_like(count) for _ in range(group.size())]
     _gather(group, counts, count)
     sizes = [int(each) for each in counts]
@@ -46,7 +46,9 @@ def _sum_of_all(group: Any, tensor: torch.Tensor) -> torch.Tensor:
     _gather(group, rows, indices.t().contiguous())
     entries = [values.new_empty((size, *values.shape[1:])) for size in sizes]
     _gather(group, entries, values.contiguous())
-    every = torch.sparse_coo_tensor(torch.cat(rows).t(), torch.cat(entries), tensor.shape)
+    every = torch.sparse_coo_tensor(
+        torch.cat(rows).t(), torch.cat(entries), tensor.shape, device=tensor.device
+    )
     return every.coalesce()
 
 

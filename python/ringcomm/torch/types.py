@@ -139,6 +139,12 @@ def check_pairs(what: str, outputs: Any, inputs: Any) -> None:
         )
 
 
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two contiguous tensors share memory."""
+    (first, size), (second, _) = sorted((each.data_ptr(), each.nbytes) for each in (one, other))
+    return first + size > second
+
+
 def as_seen(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor with memory that holds what it shows: of `x.conj()` and its parts that is only
     marked as the conjugate, or the negative, of what lies there."""

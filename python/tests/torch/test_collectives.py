@@ -200,6 +200,41 @@ def exchanges(rank):
         dist.all_to_all_single(torch.zeros(4), torch.zeros(4))
 
 
+def exchanges_told_by_some(rank):
+    """Who has equal blocks may leave their sizes out, whatever the others say and have."""
+    for table in ([[2, 2, 2]] * RANKS, [[2, 2, 2], [2, 1, 3], [2, 3, 1]]):
+        sent, got = table[rank], [row[rank] for row in table]
+        source = torch.tensor([10 * rank + to for to in range(RANKS) for _ in range(sent[to])])
+        expected = [10 * other + rank for other in range(RANKS) for _ in range(got[other])]
+        quiet = ((None, None), (None, sent), (got, None), ([], []))
+        for splits in quiet if rank == 0 else [(got, sent)] * len(quiet):
+            out = torch.zeros(sum(got), 2, dtype=torch.int64)
+            dist.all_to_all_single(out, source[:, None].expand(-1, 2), *splits)
+            assert out[:, 0].tolist() == out[:, 1].tolist() == expected
+
+
+def exchanges_of_whole_rows(rank):
+    """Blocks are rows, and no row is cut, even where the elements would divide."""
+    for output, source in (((4, 3), (4, 3)), ((1, 12), (3, 4)), ((6, 2), (4, 3)), ((2, 6), (12,))):
+        with pytest.raises(ValueError, match="rows of the (input|output) do not divide"):
+            dist.all_to_all_single(torch.zeros(output), torch.zeros(source))
+    with pytest.raises(ValueError, match="do not fill"):
+        dist.all_to_all_single(torch.zeros(6), torch.zeros(3))
+    # Rows may have another shape where they come.
+    out = torch.zeros(RANKS * 4)
+    dist.all_to_all_single(out, torch.full((RANKS, 4), float(rank)))
+    assert out[::4].tolist() == [0, 1, 2]
+
+
+def exchanges_in_place(rank):
+    tensor = torch.arange(RANKS) + 10 * rank
+    for splits in ((None, None), ([1] * RANKS, [1] * RANKS)):
+        dist.all_to_all_single(tensor, tensor, *splits)
+    assert tensor.tolist() == [10 * rank + other for other in range(RANKS)]
+    dist.all_to_all_single(tensor, tensor, async_op=True).wait()
+    assert tensor.tolist() == [10 * other + rank for other in range(RANKS)]
+
+
 def coalesced(rank):
     tensors = [torch.full((size,), float(rank)) for size in (1, 5, 3)]
     with dist._coalescing_manager():
@@ -256,6 +291,9 @@ def functional(rank):
         gathers,
         scattered_reductions,
         exchanges,
+        exchanges_told_by_some,
+        exchanges_of_whole_rows,
+        exchanges_in_place,
         coalesced,
         sparse,
         functional,

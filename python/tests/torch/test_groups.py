@@ -19,6 +19,7 @@ import ringcomm
 from ringcomm.torch.core import Core
 from ringcomm.torch.futures import level
 from ringcomm.torch.group import HAS_INNER, create
+from ringcomm.torch.meet import another
 
 
 def subgroups(rank):
@@ -74,6 +75,66 @@ def again(rank):
             work.wait()
             assert tensor.item() == turn
         dist.destroy_process_group()
+
+
+def to_the_store(port):
+    """Connections of this process to whoever listens on this port of the machine."""
+    found = set()
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            found.add(os.readlink(f"/proc/self/fd/{entry}"))
+        except OSError:
+            pass  # what lists them
+    lines = [line for kind in ("tcp", "tcp6") for line in open(f"/proc/self/net/{kind}")]
+    rows = [line.split() for line in lines if not line.lstrip().startswith("sl")]
+    ends = [row[2] for row in rows if f"socket:[{row[9]}]" in found]
+    return sum(int(end.rsplit(":", 1)[1], 16) == port for end in ends)
+
+
+def connecting(rank, port):
+    """Groups of a process have one further connection to the store, however many they are."""
+    before = to_the_store(port)
+    for _ in range(2):
+        groups = [dist.new_group() for _ in range(3)]
+        tensor = torch.ones(1)
+        for group in groups:
+            work = dist.isend(tensor, 1 - rank, group)
+            dist.recv(torch.empty(1), 1 - rank, group)
+            work.wait()
+            future = dist.all_reduce(tensor, group=group, async_op=True).get_future()
+            future.then(lambda _, group=group: dist.all_reduce(torch.ones(1), group=group)).wait()
+        assert before == 1 and to_the_store(port) == 2
+        for group in groups:
+            dist.destroy_process_group(group)
+
+
+def test_connections_to_the_store():
+    def attempt(port):
+        run(2, connecting, port, url=f"tcp://127.0.0.1:{port}")
+
+    with_free_port(attempt)
+
+
+def test_who_waits_keeps_no_connection():
+    """One thread waits for what another says over the same connection."""
+    store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
+    connection = another(dist.PrefixStore("a", store))
+    assert another(dist.PrefixStore("b", dist.PrefixStore("a", store))) is connection
+    came = []
+
+    def wait():
+        connection.wait(["key"], timedelta(seconds=PATIENCE_S))
+        came.append(connection.get("key"))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.05)
+    connection.set("key", b"word")
+    waiting.join(timeout=PATIENCE_S)
+    assert came == [b"word"] and store.get("key") == b"word"
+    connection.delete_key("key")
+    with pytest.raises(RuntimeError, match="timeout.*key"):
+        connection.wait(["key"], timedelta(milliseconds=20))
 
 
 class Slow:

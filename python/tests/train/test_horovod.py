@@ -58,6 +58,23 @@ def test_who_is_where():
         hvd.rank()
 
 
+def elsewhere():
+    """What the calls make is as the program's tensors, whatever torch's default device."""
+    each = torch.arange(RANKS)
+    with torch.device("meta"):
+        rows = each.new_full((hvd.rank() + 1, 2), hvd.rank())
+        gathered = hvd.allgather(rows)
+        got = hvd.alltoall(each)
+        split, came = hvd.alltoall(each, [1] * RANKS)
+    assert gathered[:, 0].tolist() == [0, 1, 1, 2, 2, 2]
+    assert got.tolist() == split.tolist() == [hvd.rank()] * RANKS
+    assert came.tolist() == [1] * RANKS
+
+
+def test_a_default_device_is_for_tensors_of_the_program():
+    everyone(elsewhere)
+
+
 def reductions():
     mine = torch.full((2, 3), hvd.rank() + 1.0)
     assert (hvd.allreduce(mine, name="it") == 2).all()

@@ -30,8 +30,9 @@ def _gathering(tensor: Tensor) -> Tuple[List[int], Pending]:
     if tensor.dim() == 0:
         raise ValueError("allgather: a tensor without dimensions cannot be joined to others")
     source = tensor.detach().contiguous()
-    sizes = torch.empty(size(), dtype=torch.int64)
-    counted = group().all_gather_single(sizes, torch.tensor([len(source)]), Options())
+    sizes = torch.empty(size(), dtype=torch.int64, device="cpu")
+    count = torch.tensor([len(source)], device="cpu")
+    counted = group().all_gather_single(sizes, count, Options())
     rows: List[int] = Pending(counted, sizes.tolist).wait()
     output = source.new_empty((sum(rows), *source.shape[1:]))
     work = group().allgather([list(torch.split(output, rows))], [source], Options())
@@ -132,10 +133,10 @@ def alltoall(
     if splits is None:
         if len(tensor) % size():
             raise ValueError(f"alltoall: {len(tensor)} rows do not divide by {size()} ranks")
-        sent = torch.full((size(),), len(tensor) // size())
+        sent = torch.full((size(),), len(tensor) // size(), device="cpu")
         output: Tensor = _AllToAll.apply(tensor, sent)[0]
         return output
-    sent = torch.as_tensor(splits).to(torch.int64).cpu()
+    sent = torch.as_tensor(splits, dtype=torch.int64, device="cpu")
     both: Tuple[Tensor, Tensor] = _AllToAll.apply(tensor, sent)
     return both
 
