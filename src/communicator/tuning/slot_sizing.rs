@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn ranks_of_other_hosts_take_nothing_from_the_slots_of_a_host() {
-        let default = Config::default();
+        let default = Config { protection: Protection::Checksum, ..Config::default() };
         let alone = geometry(&default, 1).unwrap().slot_bytes;
         for nranks in [2, 3, 8, 100] {
             let long = Lengths { cut: LONGEST_CUT, whole: LONGEST_WHOLE };
@@ -243,7 +243,7 @@ mod tests {
             assert!(messages.cut <= share(nranks) && slots.slot_bytes <= share(nranks));
             assert_eq!(messages.whole, 0);
         }
-        let spread = agreed(&Config { nsocks: 2, ..Config::default() }, 8, 1).wire;
+        let spread = agreed(&Config { nsocks: 2, ..default.clone() }, 8, 1).wire;
         let pieces = Lengths { cut: LONGEST_CUT, whole: 0 };
         assert_eq!((spread.steps, spread.geometry.slot_bytes), (pieces, LONGEST_CUT));
         let sealed = Config { protection: Protection::Encrypted, ..Config::default() };
