@@ -261,7 +261,7 @@ mod tests {
             assert!(map.within(segment_bytes(&default, nranks).unwrap()).bytes() <= 5 << 20);
         }
         // Less than the default is for all peers, wherever they are; more is not for less.
-        let given = |bytes| Config { buff_size: Some(bytes), ..Config::default() };
+        let given = |bytes| Config { buff_size: Some(bytes), ..default.clone() };
         let OnHosts { slots, wire: Settings { geometry: wire, steps, messages, .. } } =
             agreed(&given(1 << 20), 8, 1);
         assert_eq!((slots, wire), (geometry(&given(1 << 20), 8).unwrap(), slots));
