@@ -9,7 +9,7 @@ use crate::bootstrap::addresses::best_few;
 use crate::bootstrap::unique_id::UniqueId;
 use crate::config::{AddressFamily, Config};
 use crate::error::{Error, Result};
-use crate::os::poll::entry;
+use crate::os::poll::{EventFd, entry};
 use std::io;
 use std::io::ErrorKind::{AddrInUse, AddrNotAvailable};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -49,6 +49,8 @@ pub struct AuthListener {
     pending_peers: PendingPeers<TcpSocket>,
     /// Proved, and not yet taken by the one they are for.
     kept: Vec<Proved>,
+    /// A descriptor for a root that has no other left; it is given back once the ranks have met.
+    spare: Option<EventFd>,
 }
 
 impl AuthListener {
@@ -96,7 +98,8 @@ impl AuthListener {
         };
         let addresses = best_few(reached, MOST_ADDRESSES).into_iter().map(with_port).collect();
         let pending_peers = PendingPeers::new(SharedSecret::new(id));
-        AuthListener { listeners, addresses, pending_peers, kept: Vec::new() }
+        let (kept, spare) = (Vec::new(), None);
+        AuthListener { listeners, addresses, pending_peers, kept, spare }
     }
 
     /// The gate of the root: its rank, or a thread that is no rank, introduces the others.
@@ -104,6 +107,8 @@ impl AuthListener {
     /// bridge's), and listen at the same port.
     pub fn of_root(mut self) -> AuthListener {
         self.pending_peers.set_root();
+        // Without one it still is a gate.
+        self.spare = EventFd::new().ok();
         self
     }
 
@@ -189,6 +194,16 @@ impl AuthListener {
     /// What the system answered, if somebody has come whom it does not give us.
     pub(in crate::bootstrap) fn shortage(&self) -> Option<i32> {
         self.pending_peers.shortage()
+    }
+
+    /// Whether that is so though strangers hold none.
+    pub(in crate::bootstrap) fn is_starved(&self) -> bool {
+        self.pending_peers.is_starved()
+    }
+
+    /// Give back a descriptor that was kept, so that callers can be told why they are not let in.
+    pub(in crate::bootstrap) fn release_spare(&mut self) {
+        self.spare = None;
     }
 
     /// Keep what is for somebody else; the next [`AuthListener::advance`] gives it out again.
