@@ -129,8 +129,8 @@ impl AuthListener {
 
     /// Listen for the ranks of an id that leads here, perhaps by addresses that this machine does
     /// not know of itself (a service's, a translator's), or that others know it by and it does not
-    /// (a name that is 127.0.1.1 at home): at the id's port on every interface, for each family
-    /// that the id has an address of, or for the one of them that the user names.
+    /// (a name that is 127.0.1.1 at home): at the id's port on every interface, for both families,
+    /// since others may know it by either. The user may name one that the id has an address of.
     pub fn open_root(id: &UniqueId, config: &NetworkConfig) -> Result<AuthListener> {
         let addresses = id.addresses();
         let Some(first) = addresses.first() else {
@@ -145,7 +145,7 @@ impl AuthListener {
             Some(AddressFamily::V4) => AuthListener::open_at(id, v4, config),
             Some(AddressFamily::V6) => AuthListener::open_at(id, v6, config),
             // It serves both families, but on a machine where IPv6 is switched off.
-            None if has(AddressFamily::V6) && knows_v6() => AuthListener::open_at(id, v6, config),
+            None if knows_v6() => AuthListener::open_at(id, v6, config),
             None => AuthListener::open_at(id, v4, config),
         };
         Ok(gate?.of_root())
@@ -345,6 +345,23 @@ mod tests {
         let next = AuthListener::among(&id, &both, Some(port..=port.saturating_add(20))).unwrap();
         assert_ne!(next.addresses()[0].port(), port);
         assert_eq!(next.addresses()[0].port(), next.addresses()[1].port());
+    }
+
+    /// As where a host's own name is 127.0.1.1 at home and an IPv6 address elsewhere.
+    #[test]
+    fn a_root_is_reached_by_a_family_that_its_own_id_has_no_address_of() {
+        if !knows_v6() {
+            return;
+        }
+        let probe = Listener::bind(&SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))).unwrap();
+        let port = probe.port();
+        drop(probe);
+        let id = UniqueId::at(&[SocketAddr::from(([127, 0, 1, 1], port))]).unwrap();
+        let config = NetworkConfig { interfaces: Some("=lo".into()), ..NetworkConfig::default() };
+        let _gate = AuthListener::open_root(&id, &config).unwrap();
+        for at in [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)] {
+            TcpStream::connect((at, port)).unwrap();
+        }
     }
 
     #[test]
