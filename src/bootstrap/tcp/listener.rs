@@ -18,7 +18,7 @@ use std::time::Instant;
 
 /// Addresses of a gate that are told to others; further ones are worse, and a host may have
 /// hundreds.
-pub const MOST_ADDRESSES: usize = 4;
+pub const MOST_ADDRESSES: usize = 8;
 
 /// How ranks reach each other over the network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -313,11 +313,12 @@ mod tests {
             let gate = AuthListener::with(&id, vec![Listener::bind(&at).unwrap()], &many);
             gate.addresses().iter().map(|told| told.ip().to_string()).collect::<Vec<_>>()
         };
-        let three = ["10.0.0.0", "10.0.0.1", "10.0.0.2"];
-        let both = |other| [&three[..], &[other]].concat();
+        let first: Vec<String> =
+            (0..MOST_ADDRESSES - 1).map(|last| format!("10.0.0.{last}")).collect();
+        let both = |other: &str| [&first[..], &[other.to_string()]].concat();
         assert_eq!(told(&["2001:db8::2", "2001:db8::3"]), both("2001:db8::2"));
         // Every interface has such an address; it is worth less than any that is routed.
-        assert_eq!(told(&["fe80::1"]), both("10.0.0.3"));
+        assert_eq!(told(&["fe80::1"]), both("10.0.0.7"));
     }
 
     #[test]
