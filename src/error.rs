@@ -120,15 +120,17 @@ pub enum Error {
     NotMet { place: String, why: String, waited_ms: u64 },
 }
 
-/// What to do where a process, or a machine, has as many files open as it may.
-fn to_raise(what: &str, errno: i32) -> &'static str {
-    match errno {
+/// What the system answered, and what to do where a process, or a machine, has as many files open
+/// as it may.
+fn answered(what: &str, errno: i32) -> String {
+    let advice = match errno {
         libc::EMFILE if !what.contains("ulimit -n") => {
             "; raise `ulimit -n` for the processes of the job"
         }
         libc::ENFILE if !what.contains("fs.file-max") => "; raise fs.file-max on that machine",
         _ => "",
-    }
+    };
+    format!("{}{advice}", std::io::Error::from_raw_os_error(errno))
 }
 
 /// Why bytes were not what they should have been.
@@ -280,8 +282,7 @@ impl fmt::Display for Error {
             Error::InvalidArgument(text) => write!(f, "invalid argument: {text}"),
             Error::InvalidUsage(text) => write!(f, "invalid usage: {text}"),
             Error::System { what, errno } => {
-                let answer = std::io::Error::from_raw_os_error(*errno);
-                write!(f, "{what}: {answer}{}", to_raise(what, *errno))
+                write!(f, "{what}: {}", answered(what, *errno))
             }
             Error::Cuda(text) => write!(f, "CUDA: {text}"),
             Error::Internal(text) => {

@@ -133,8 +133,8 @@ fn apart(error: Error, locals: &[usize]) -> Error {
     }
 }
 
-/// Meet the ranks of all hosts, and take their cards. A rank that has nothing to share with those of
-/// its own tells the others why.
+/// Meet the ranks of all hosts, and take their cards. A rank that has nothing to share with those
+/// of its own tells the others why.
 fn exchange_cards(
     share: Result<SharedSegment>,
     card: &HostPeerInfo,
