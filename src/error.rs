@@ -120,6 +120,19 @@ pub enum Error {
     NotMet { place: String, why: String, waited_ms: u64 },
 }
 
+/// What the system answered, and what to do where a process, or a machine, has as many files open
+/// as it may.
+fn answered(what: &str, errno: i32) -> String {
+    let advice = match errno {
+        libc::EMFILE if !what.contains("ulimit -n") => {
+            "; raise `ulimit -n` for the processes of the job"
+        }
+        libc::ENFILE if !what.contains("fs.file-max") => "; raise fs.file-max on that machine",
+        _ => "",
+    };
+    format!("{}{advice}", std::io::Error::from_raw_os_error(errno))
+}
+
 /// Why bytes were not what they should have been.
 pub type Refusal = &'static str;
 
@@ -269,7 +282,7 @@ impl fmt::Display for Error {
             Error::InvalidArgument(text) => write!(f, "invalid argument: {text}"),
             Error::InvalidUsage(text) => write!(f, "invalid usage: {text}"),
             Error::System { what, errno } => {
-                write!(f, "{what}: {}", std::io::Error::from_raw_os_error(*errno))
+                write!(f, "{what}: {}", answered(what, *errno))
             }
             Error::Cuda(text) => write!(f, "CUDA: {text}"),
             Error::Internal(text) => {

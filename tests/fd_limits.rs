@@ -6,9 +6,12 @@
 #[path = "support/files.rs"]
 mod files;
 
-use ringcomm::bootstrap::allgather::meet;
+use ringcomm::bootstrap::allgather::{Root, meet};
 use ringcomm::bootstrap::tcp::{AuthListener, NetworkConfig};
 use ringcomm::bootstrap::{Contribution, UniqueId, exchange, process_token, rendezvous_name};
+use ringcomm::communicator::Communicator;
+use ringcomm::config::Config;
+use ringcomm::error::Error;
 use std::io::{BufRead, BufReader, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
@@ -41,7 +44,10 @@ struct First {
 impl First {
     /// Run this test again; in there it is rank 0.
     fn start(test: &str, number: usize) -> First {
-        let secret = format!("{test} {} {number}", std::process::id());
+        First::with(test, format!("{test} {} {number}", std::process::id()))
+    }
+
+    fn with(test: &str, secret: String) -> First {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args([test, "--exact", "--nocapture", "--test-threads=1"])
             .env(SECRET, &secret)
@@ -213,4 +219,74 @@ fn strangers_that_take_the_last_descriptors_of_a_coordinator_end_no_meeting() {
     assert_eq!(met.map(|met| met.len()), Ok(2));
     assert_eq!(first.hear(), "2");
     first.process.wait().unwrap();
+}
+
+/// The settings of a rank of a host of its own.
+fn on_host(name: &str) -> Config {
+    let host_id = Some(name.to_string());
+    Config { host_id, interfaces: Some("=lo".into()), ..Config::default() }
+}
+
+fn written(id: &UniqueId) -> String {
+    id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn read(text: &str) -> UniqueId {
+    let byte = |at: usize| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap();
+    UniqueId::from_bytes(&std::array::from_fn(byte)).unwrap()
+}
+
+/// A communicator of two ranks, of which this process is the second and that one the first: where
+/// the first one's limit comes before they meet, and where it comes before they split.
+fn both_learn_at_once(test: &str, id: &UniqueId, hosts: [&str; 2], splits: bool, room: usize) {
+    let end = |communicator: Result<Communicator, Error>, room: Option<usize>| {
+        let Ok(communicator) = communicator.as_ref().map_err(ToString::to_string) else {
+            return communicator.err().unwrap().to_string();
+        };
+        room.map(files::open_few_more);
+        communicator.split(0, 0, None).err().expect("one lacks descriptors").to_string()
+    };
+    if let Some(secret) = secret() {
+        if !splits {
+            files::open_few_more(room);
+        }
+        let made = Communicator::init_rank(2, &read(&secret), 0, &on_host(hosts[0]));
+        return say(end(made, splits.then_some(room)));
+    }
+    let mut first = First::with(test, written(id));
+    let started = Instant::now();
+    let text = end(Communicator::init_rank(2, id, 1, &on_host(hosts[1])), None);
+    let own = first.hear();
+    assert!(started.elapsed() < LONG / 2, "{text}");
+    assert!(text.starts_with(&format!("{} failed and rank 1", first.name())), "{text}");
+    assert!(text.contains("ulimit -n") && own.contains("ulimit -n"), "{text}; {own}");
+    first.process.wait().unwrap();
+}
+
+#[test]
+fn a_rank_without_room_for_a_split_is_known_to_all_at_once() {
+    let test = "a_rank_without_room_for_a_split_is_known_to_all_at_once";
+    let id = UniqueId::generate().unwrap();
+    both_learn_at_once(test, &id, ["a", "a"], true, 6);
+}
+
+#[test]
+fn a_rank_without_room_for_a_split_between_hosts_is_known_to_all_at_once() {
+    let test = "a_rank_without_room_for_a_split_between_hosts_is_known_to_all_at_once";
+    let id = Root::start(&on_host("b")).unwrap();
+    both_learn_at_once(test, &id, ["a", "b"], true, 6);
+}
+
+#[test]
+fn a_rank_without_room_for_its_first_communicator_is_known_to_all_at_once() {
+    let test = "a_rank_without_room_for_its_first_communicator_is_known_to_all_at_once";
+    let id = UniqueId::generate().unwrap();
+    both_learn_at_once(test, &id, ["a", "a"], false, 4);
+}
+
+#[test]
+fn a_rank_without_room_for_other_hosts_is_known_to_all_at_once() {
+    let test = "a_rank_without_room_for_other_hosts_is_known_to_all_at_once";
+    let id = Root::start(&on_host("b")).unwrap();
+    both_learn_at_once(test, &id, ["a", "b"], false, 8);
 }

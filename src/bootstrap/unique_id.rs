@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::ops::Range;
 
 const MAGIC: [u8; 8] = *b"ringcomm";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 /// Only ranks of the machine that made the id can meet; the address area is zero.
 const THIS_MACHINE_ONLY: u16 = 1;
 /// Ranks meet at one of the addresses in the address area.
@@ -22,13 +22,13 @@ const VERSION_AT: Range<usize> = 8..10;
 const FLAGS_AT: Range<usize> = 10..12;
 const SECRET_AT: Range<usize> = 12..44;
 const NONCE_AT: Range<usize> = 44..60;
-/// Room for a network rendezvous: an IPv6 address, port and scope, and as much again.
+/// Room for a network rendezvous: places, best first, then zeroes. See [`place`].
 const ADDRESS_AT: Range<usize> = 60..120;
+const AREA: usize = ADDRESS_AT.end - ADDRESS_AT.start;
 /// Bytes of one address: family (4, 6; 0 for none), a zero, port, the IP, scope.
 const ADDRESS_BYTES: usize = 24;
-/// Addresses that an id can carry.
-pub(super) const MOST_ADDRESSES: usize = 2;
-const _: () = assert!(MOST_ADDRESSES * ADDRESS_BYTES <= ADDRESS_AT.end - ADDRESS_AT.start);
+/// Addresses that an id carries at most: so many of IPv4, or three of IPv6, or some of both.
+pub(super) const MOST_ADDRESSES: usize = 8;
 const CHECKSUM_AT: Range<usize> = 120..128;
 
 /// The 128 bytes that lead the ranks of one communicator together, a 32-byte secret among them.
@@ -48,8 +48,8 @@ impl UniqueId {
         Ok(UniqueId::assemble(THIS_MACHINE_ONLY, secret, nonce, &[0; 60]))
     }
 
-    /// A new id whose ranks meet over the network at `addresses`, best first; at most two
-    /// travel, of both families where there are both.
+    /// A new id whose ranks meet over the network at `addresses`, best first; as many travel as
+    /// there is room for, of both families where there are both.
     pub fn at(addresses: &[SocketAddr]) -> Result<UniqueId> {
         Ok(UniqueId::generate()?.moved_to(addresses))
     }
@@ -70,11 +70,24 @@ impl UniqueId {
 
     /// The same secret, for ranks that meet at `addresses`: over the network, unless it is empty.
     pub(super) fn moved_to(&self, addresses: &[SocketAddr]) -> UniqueId {
-        let mut area = [0; ADDRESS_AT.end - ADDRESS_AT.start];
+        let (mut places, mut port) = (Vec::with_capacity(AREA), 0);
         let told = best_few(addresses, MOST_ADDRESSES);
-        for (cell, address) in area.chunks_exact_mut(ADDRESS_BYTES).zip(&told) {
-            cell.copy_from_slice(&encode_address(address));
+        for (at, address) in told.iter().enumerate() {
+            let place = place(address, port);
+            // The last may be the only one of its family.
+            let (last, others) = told.split_last().expect("there is this one");
+            let is_only = others.iter().all(|other| other.is_ipv4() != last.is_ipv4());
+            let kept = match is_only && at < others.len() {
+                true => self::place(last, address.port()).len(),
+                false => 0,
+            };
+            if places.len() + place.len() + kept <= AREA {
+                places.extend(place);
+                port = address.port();
+            }
         }
+        places.resize(AREA, 0);
+        let area = places;
         let flags = if addresses.is_empty() { THIS_MACHINE_ONLY } else { NETWORK };
         let moved = UniqueId::assemble(flags, &self.bytes[SECRET_AT], &self.bytes[NONCE_AT], &area);
         UniqueId { epoch: self.epoch, ..moved }
@@ -82,8 +95,11 @@ impl UniqueId {
 
     /// Where the ranks meet over the network, best first; empty if they share a machine.
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        let cells = self.bytes[ADDRESS_AT].chunks_exact(ADDRESS_BYTES);
-        cells.filter_map(|cell| decode_address(cell).ok().flatten()).collect()
+        let (mut rest, mut port, mut found) = (&self.bytes[ADDRESS_AT], 0, Vec::new());
+        while let Some(address) = next_place(&mut rest, &mut port) {
+            found.push(address);
+        }
+        found
     }
 
     /// Whether the address area says what the flags say, in the one way to write it.
@@ -178,6 +194,62 @@ impl UniqueId {
             message.extend(*part);
         }
         message
+    }
+}
+
+/// What a place in an id begins with: a port of its own (else it is that of the place before), and
+/// an IPv4 address, an IPv6 address, or one with a scope.
+const PORT: u8 = 1;
+const V4: u8 = 4;
+const V6: u8 = 6;
+const V6_SCOPED: u8 = 7;
+
+/// An address as a place behind others, of which the last has this port.
+fn place(address: &SocketAddr, port: u16) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(ADDRESS_BYTES);
+    if address.port() != port {
+        bytes.push(PORT);
+        bytes.extend(address.port().to_le_bytes());
+    }
+    match address {
+        SocketAddr::V4(v4) => {
+            bytes.push(V4);
+            bytes.extend(v4.ip().octets());
+        }
+        SocketAddr::V6(v6) if v6.scope_id() == 0 => {
+            bytes.push(V6);
+            bytes.extend(v6.ip().octets());
+        }
+        SocketAddr::V6(v6) => {
+            bytes.push(V6_SCOPED);
+            bytes.extend(v6.ip().octets());
+            bytes.extend(v6.scope_id().to_le_bytes());
+        }
+    }
+    bytes
+}
+
+/// The next place, if another one follows that can be read.
+fn next_place(rest: &mut &[u8], port: &mut u16) -> Option<SocketAddr> {
+    let mut kind = *rest.split_off_first()?;
+    if kind == PORT {
+        *port = u16::from_le_bytes(rest.split_off(..2)?.try_into().ok()?);
+        kind = *rest.split_off_first()?;
+    }
+    match kind {
+        V4 => {
+            let ip: [u8; 4] = rest.split_off(..4)?.try_into().ok()?;
+            Some(SocketAddr::new(IpAddr::from(ip), *port))
+        }
+        V6 | V6_SCOPED => {
+            let ip: [u8; 16] = rest.split_off(..16)?.try_into().ok()?;
+            let scope = match kind {
+                V6 => 0,
+                _ => u32::from_le_bytes(rest.split_off(..4)?.try_into().ok()?),
+            };
+            Some(SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::from(ip), *port, 0, scope)))
+        }
+        _ => None,
     }
 }
 
@@ -311,10 +383,20 @@ mod tests {
             told.iter().map(|one| one.ip().to_string()).collect::<Vec<_>>()
         };
         let (first, second, v6) = ("10.0.0.1:9", "10.0.0.2:9", "[2001:db8::1]:9");
-        assert_eq!(told(&[first, second, v6]), ["10.0.0.1", "2001:db8::1"]);
-        assert_eq!(told(&[first, second, "10.0.0.3:9", v6]), ["10.0.0.1", "2001:db8::1"]);
-        assert_eq!(told(&[first, v6, second]), ["10.0.0.1", "2001:db8::1"]);
-        assert_eq!(told(&[first, second, "[fe80::1%2]:9"]), ["10.0.0.1", "10.0.0.2"]);
+        assert_eq!(told(&[first, v6, second]), ["10.0.0.1", "2001:db8::1", "10.0.0.2"]);
+        let many: Vec<String> = (1..20).map(|last| format!("10.0.0.{last}:9")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        let ips = |count: usize| many[..count].iter().map(|one| one.trim_end_matches(":9"));
+        assert_eq!(told(&many), Vec::from_iter(ips(MOST_ADDRESSES)));
+        let both = [&many[..], &[v6]].concat();
+        assert_eq!(told(&both), Vec::from_iter(ips(MOST_ADDRESSES - 1).chain(["2001:db8::1"])));
+        let v6s: Vec<String> = (1..20).map(|last| format!("[2001:db8::{last}]:9")).collect();
+        let v6s: Vec<&str> = v6s.iter().map(String::as_str).collect();
+        assert_eq!(told(&v6s).len(), 3);
+        let of_both = told(&[&v6s[..], &[first]].concat());
+        assert!(of_both.len() == 4 && of_both.contains(&"10.0.0.1".to_string()), "{of_both:?}");
+        // Each has a port of its own.
+        assert_eq!(told(&["10.0.0.1:9", "10.0.0.2:8", "10.0.0.3:9"]).len(), 3);
     }
 
     #[test]
@@ -326,9 +408,10 @@ mod tests {
             UniqueId::from_bytes(id.as_bytes()).is_err()
         };
         assert!(refused(NETWORK, &area));
-        area[..24].copy_from_slice(&encode_address(&address));
+        let bytes = place(&address, 0);
+        area[..bytes.len()].copy_from_slice(&bytes);
         assert!(!refused(NETWORK, &area) && refused(THIS_MACHINE_ONLY, &area));
-        for wrong in [1, 12, 23, 59] {
+        for wrong in [8, 12, 23, 59] {
             let mut area = area;
             area[wrong] = 1;
             assert!(refused(NETWORK, &area), "byte {wrong}");

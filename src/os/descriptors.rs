@@ -1,5 +1,7 @@
-//! Descriptors that are not mistaken for a program's input and output.
+//! Descriptors that are not mistaken for a program's input and output, and how many are left.
 
+use crate::fork::ForkSafeMutex;
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::fcntl_dupfd_cloexec;
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -13,4 +15,25 @@ pub fn above_stdio(descriptor: OwnedFd) -> rustix::io::Result<OwnedFd> {
         true => fcntl_dupfd_cloexec(&descriptor, FIRST),
         false => Ok(descriptor),
     }
+}
+
+/// One thread counts at a time: what two take at once would be missed by both.
+static COUNTING: ForkSafeMutex<()> = ForkSafeMutex::new(());
+
+/// How many descriptors, at most `most`, this process can have more at the moment; where that is
+/// fewer, what the system answered to the next.
+pub fn room_for(most: usize) -> (usize, rustix::io::Result<()>) {
+    let _alone = COUNTING.lock();
+    let mut taken = Vec::with_capacity(most);
+    while taken.len() < most {
+        let next = match taken.first() {
+            None => eventfd(0, EventfdFlags::CLOEXEC),
+            Some(first) => fcntl_dupfd_cloexec(first, FIRST),
+        };
+        match next {
+            Ok(descriptor) => taken.push(descriptor),
+            Err(error) => return (taken.len(), Err(error)),
+        }
+    }
+    (most, Ok(()))
 }

@@ -252,10 +252,11 @@ impl<N: Network> AllgatherDriver<N> {
         });
     }
 
-    /// Whether somebody has come whom the gate cannot let in, and why.
-    pub fn set_shortage(&mut self, errno: Option<i32>) {
+    /// Whether somebody has come whom the gate cannot let in, and why; `is_starved`: though no
+    /// stranger has what it lacks.
+    pub fn set_shortage(&mut self, errno: Option<i32>, is_starved: bool, now: Instant) {
         if let Role::Root(registry) = &mut self.role {
-            registry.set_shortage(errno);
+            registry.set_shortage(errno, is_starved, now);
         }
     }
 

@@ -152,14 +152,17 @@ fn run(
                 others.push(proved);
             }
         }
-        host.set_shortage(gate.shortage());
+        host.set_shortage(gate.shortage(), gate.is_starved(), now);
         host.advance(now);
         if host.outcome().is_none() {
             interrupt.map_or(Ok(()), |interrupt| interrupt())?;
         }
         if let Some(outcome) = host.outcome() {
             let until = *over.get_or_insert(now + LAST_WORDS);
-            if host.is_quiet() || now >= until {
+            gate.release_spare();
+            // Those who could not be let in come one by one now, and are told.
+            let is_quiet = host.is_quiet() && (outcome.is_ok() || gate.shortage().is_none());
+            if is_quiet || now >= until {
                 return outcome.clone();
             }
         }

@@ -24,6 +24,9 @@ fn return_time(handshake: Duration) -> Duration {
     (Duration::from_millis(70) + 4 * handshake).min(Duration::from_millis(1500))
 }
 
+/// How long a root that has no descriptor for the next rank waits for one.
+const STARVED: Duration = Duration::from_secs(1);
+
 /// What the root knows of a rank that has come.
 struct ArrivedRank {
     who: PeerId,
@@ -72,6 +75,8 @@ pub struct AllgatherRoot {
     suspects: Vec<(Instant, u32)>,
     /// Why somebody who has come cannot be let in.
     shortage: Option<i32>,
+    /// When the meeting is given up for that.
+    starves_at: Option<Instant>,
     table: PeerTable,
     actions: Vec<TreeAction>,
     failure: Option<Failure>,
@@ -96,6 +101,7 @@ impl AllgatherRoot {
             patience,
             suspects: Vec::new(),
             shortage: None,
+            starves_at: None,
             table: Vec::new(),
             actions: Vec::new(),
             failure: None,
@@ -156,13 +162,19 @@ impl AllgatherRoot {
 
     pub fn next_deadline(&self) -> Option<Instant> {
         let suspects = self.suspects.iter().map(|(until, _)| *until);
-        suspects.chain(self.deadline).min()
+        suspects.chain(self.deadline).chain(self.starves_at).min()
     }
 
     /// Whether somebody has come who cannot be let in, and why. Who is missing at the deadline may
     /// be that one, and who does not go on may wait for it.
-    pub fn set_shortage(&mut self, errno: Option<i32>) {
+    /// Where no stranger holds what it lacks, it is not waited for until then: that the program
+    /// gives some back is less likely than that its limit is too low.
+    pub fn set_shortage(&mut self, errno: Option<i32>, is_starved: bool, now: Instant) {
         self.shortage = errno;
+        match is_starved {
+            true => drop(self.starves_at.get_or_insert(now + STARVED)),
+            false => self.starves_at = None,
+        }
     }
 
     fn say(&mut self, link: ConnectionId, message: AllgatherMessage) {
@@ -177,7 +189,7 @@ impl AllgatherRoot {
             return self.fail(died(self.known[rank].who));
         }
         let (Some(deadline), Some(nranks)) = (self.deadline, self.nranks) else { return };
-        if now < deadline {
+        if self.starves_at.is_none_or(|at| now < at) && now < deadline {
             return;
         }
         if let Some(errno) = self.shortage {

@@ -25,6 +25,11 @@ const ATTEMPT: Duration = Duration::from_secs(1);
 /// Rounds after which it grows no further.
 const MOST_DOUBLINGS: usize = 4;
 
+/// The same until the other end's kernel has answered: hosts have networks that lead nowhere, and
+/// a few of them are not to hold up a rank for long.
+const HEAD_START: Duration = Duration::from_millis(100);
+const MOST_HEAD_START_DOUBLINGS: usize = 7;
+
 /// Pauses between rounds through the addresses: a process that is just starting is soon there, and
 /// a thousand ranks that wait for a late one must not keep its machine busy.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
@@ -39,6 +44,11 @@ const SILENCE: Duration = Duration::from_secs(7);
 /// What is left of that for another attempt, once the kernel has found nobody at the other end of
 /// one that had been answered.
 const LAST_TRY: Duration = Duration::from_secs(1);
+
+/// What the system answers where a network does not lead to the other host, and what to do then.
+const NO_WAY: [i32; 3] = [libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::ENETUNREACH];
+const NAME_ONE: &str = "; if the hosts have another network in common, name its interface on all \
+                        of them (RINGCOMM_SOCKET_IFNAME)";
 
 enum DialState<S> {
     Pausing { until: Instant },
@@ -112,7 +122,8 @@ impl<S: super::stream_traits::ByteStream> Connecting<S> {
             if now >= self.deadline || self.to.is_empty() {
                 return Err(self.failure(now));
             }
-            let (may_change, patience) = (self.may_change(), self.patience());
+            let may_change = self.may_change();
+            let patience = self.patience(self.is_connected());
             match &mut self.state {
                 DialState::Pausing { until } if now < *until => return Ok(None),
                 DialState::Pausing { .. } => self.begin(now, network)?,
@@ -171,9 +182,20 @@ impl<S: super::stream_traits::ByteStream> Connecting<S> {
     }
 
     /// How long the current attempt may take.
-    fn patience(&self) -> Duration {
+    fn patience(&self, is_connected: bool) -> Duration {
         let round = self.attempts / self.to.len().max(1);
-        ATTEMPT * (1 << round.min(MOST_DOUBLINGS))
+        match is_connected || self.to.len() == 1 {
+            true => ATTEMPT * (1 << round.min(MOST_DOUBLINGS)),
+            false => HEAD_START * (1 << round.min(MOST_HEAD_START_DOUBLINGS)),
+        }
+    }
+
+    /// Whether what is to be said first has left, which it does once the connection is made.
+    fn is_connected(&self) -> bool {
+        match &self.state {
+            DialState::Shaking { handshake, .. } => handshake.outgoing().is_empty(),
+            DialState::Pausing { .. } => false,
+        }
     }
 
     fn current(&self) -> SocketAddr {
@@ -276,8 +298,11 @@ impl<S: super::stream_traits::ByteStream> Connecting<S> {
         let waited_ms = now.saturating_duration_since(self.started).as_millis();
         let places = self.places();
         let (why, errno) = self.why();
+        let advice = if NO_WAY.contains(&errno) { NAME_ONE } else { "" };
         Error::System {
-            what: format!("rank {rank} tried for {waited_ms} ms to reach {whom} at {places}{why}"),
+            what: format!(
+                "rank {rank} tried for {waited_ms} ms to reach {whom} at {places}{advice}{why}"
+            ),
             errno,
         }
     }
@@ -346,7 +371,7 @@ impl<S: super::stream_traits::ByteStream> Connecting<S> {
             DialState::Shaking { since, handshake, .. }
                 if self.may_change() && !handshake.is_proved() =>
             {
-                (*since + self.patience()).min(self.silent_at())
+                (*since + self.patience(self.is_connected())).min(self.silent_at())
             }
             DialState::Shaking { .. } => self.silent_at(),
         }

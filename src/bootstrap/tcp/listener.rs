@@ -9,7 +9,7 @@ use crate::bootstrap::addresses::best_few;
 use crate::bootstrap::unique_id::UniqueId;
 use crate::config::{AddressFamily, Config};
 use crate::error::{Error, Result};
-use crate::os::poll::entry;
+use crate::os::poll::{EventFd, entry};
 use std::io;
 use std::io::ErrorKind::{AddrInUse, AddrNotAvailable};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -18,7 +18,7 @@ use std::time::Instant;
 
 /// Addresses of a gate that are told to others; further ones are worse, and a host may have
 /// hundreds.
-pub const MOST_ADDRESSES: usize = 4;
+pub const MOST_ADDRESSES: usize = 8;
 
 /// How ranks reach each other over the network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,6 +49,8 @@ pub struct AuthListener {
     pending_peers: PendingPeers<TcpSocket>,
     /// Proved, and not yet taken by the one they are for.
     kept: Vec<Proved>,
+    /// A descriptor for a root that has no other left; it is given back once the ranks have met.
+    spare: Option<EventFd>,
 }
 
 impl AuthListener {
@@ -96,7 +98,8 @@ impl AuthListener {
         };
         let addresses = best_few(reached, MOST_ADDRESSES).into_iter().map(with_port).collect();
         let pending_peers = PendingPeers::new(SharedSecret::new(id));
-        AuthListener { listeners, addresses, pending_peers, kept: Vec::new() }
+        let (kept, spare) = (Vec::new(), None);
+        AuthListener { listeners, addresses, pending_peers, kept, spare }
     }
 
     /// The gate of the root: its rank, or a thread that is no rank, introduces the others.
@@ -104,6 +107,8 @@ impl AuthListener {
     /// bridge's), and listen at the same port.
     pub fn of_root(mut self) -> AuthListener {
         self.pending_peers.set_root();
+        // Without one it still is a gate.
+        self.spare = EventFd::new().ok();
         self
     }
 
@@ -124,8 +129,8 @@ impl AuthListener {
 
     /// Listen for the ranks of an id that leads here, perhaps by addresses that this machine does
     /// not know of itself (a service's, a translator's), or that others know it by and it does not
-    /// (a name that is 127.0.1.1 at home): at the id's port on every interface, for each family
-    /// that the id has an address of, or for the one of them that the user names.
+    /// (a name that is 127.0.1.1 at home): at the id's port on every interface, for both families,
+    /// since others may know it by either. The user may name one that the id has an address of.
     pub fn open_root(id: &UniqueId, config: &NetworkConfig) -> Result<AuthListener> {
         let addresses = id.addresses();
         let Some(first) = addresses.first() else {
@@ -140,7 +145,7 @@ impl AuthListener {
             Some(AddressFamily::V4) => AuthListener::open_at(id, v4, config),
             Some(AddressFamily::V6) => AuthListener::open_at(id, v6, config),
             // It serves both families, but on a machine where IPv6 is switched off.
-            None if has(AddressFamily::V6) && knows_v6() => AuthListener::open_at(id, v6, config),
+            None if knows_v6() => AuthListener::open_at(id, v6, config),
             None => AuthListener::open_at(id, v4, config),
         };
         Ok(gate?.of_root())
@@ -189,6 +194,16 @@ impl AuthListener {
     /// What the system answered, if somebody has come whom it does not give us.
     pub(in crate::bootstrap) fn shortage(&self) -> Option<i32> {
         self.pending_peers.shortage()
+    }
+
+    /// Whether that is so though strangers hold none.
+    pub(in crate::bootstrap) fn is_starved(&self) -> bool {
+        self.pending_peers.is_starved()
+    }
+
+    /// Give back a descriptor that was kept, so that callers can be told why they are not let in.
+    pub(in crate::bootstrap) fn release_spare(&mut self) {
+        self.spare = None;
     }
 
     /// Keep what is for somebody else; the next [`AuthListener::advance`] gives it out again.
@@ -298,11 +313,12 @@ mod tests {
             let gate = AuthListener::with(&id, vec![Listener::bind(&at).unwrap()], &many);
             gate.addresses().iter().map(|told| told.ip().to_string()).collect::<Vec<_>>()
         };
-        let three = ["10.0.0.0", "10.0.0.1", "10.0.0.2"];
-        let both = |other| [&three[..], &[other]].concat();
+        let first: Vec<String> =
+            (0..MOST_ADDRESSES - 1).map(|last| format!("10.0.0.{last}")).collect();
+        let both = |other: &str| [&first[..], &[other.to_string()]].concat();
         assert_eq!(told(&["2001:db8::2", "2001:db8::3"]), both("2001:db8::2"));
         // Every interface has such an address; it is worth less than any that is routed.
-        assert_eq!(told(&["fe80::1"]), both("10.0.0.3"));
+        assert_eq!(told(&["fe80::1"]), both("10.0.0.7"));
     }
 
     #[test]
@@ -330,6 +346,23 @@ mod tests {
         let next = AuthListener::among(&id, &both, Some(port..=port.saturating_add(20))).unwrap();
         assert_ne!(next.addresses()[0].port(), port);
         assert_eq!(next.addresses()[0].port(), next.addresses()[1].port());
+    }
+
+    /// As where a host's own name is 127.0.1.1 at home and an IPv6 address elsewhere.
+    #[test]
+    fn a_root_is_reached_by_a_family_that_its_own_id_has_no_address_of() {
+        if !knows_v6() {
+            return;
+        }
+        let probe = Listener::bind(&SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))).unwrap();
+        let port = probe.port();
+        drop(probe);
+        let id = UniqueId::at(&[SocketAddr::from(([127, 0, 1, 1], port))]).unwrap();
+        let config = NetworkConfig { interfaces: Some("=lo".into()), ..NetworkConfig::default() };
+        let _gate = AuthListener::open_root(&id, &config).unwrap();
+        for at in [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)] {
+            TcpStream::connect((at, port)).unwrap();
+        }
     }
 
     #[test]

@@ -116,6 +116,11 @@ impl<S: ByteStream> PendingPeers<S> {
         self.admission.shortage()
     }
 
+    /// Whether that is so though nobody who has yet to prove himself holds any.
+    pub fn is_starved(&self) -> bool {
+        self.shortage().is_some() && self.admission.waiting.is_empty()
+    }
+
     /// Whether a new caller would be taken now.
     pub fn is_open(&self, now: Instant) -> bool {
         self.admission.is_open(now)

@@ -1,6 +1,7 @@
 //! What a rank needs of the others, collected while they meet: segments, mailboxes, processes.
 
 use super::calibrate::Profiled;
+use super::excuse;
 use super::peer_info::{Cores, PeerInfo, own_cores};
 use super::vanished_ranks::Patrol;
 use crate::bootstrap::{self, BootstrapError, Contribution, LivenessProbe, Member, UniqueId};
@@ -198,30 +199,41 @@ impl LocalSetup {
 
     /// Meet the ranks of this machine, `locals` in order, this one among them, and take what they
     /// share; `vanished_ranks` finds those who never come. Returns what they said of themselves, in
-    /// the same order.
+    /// the same order. A rank that has nothing to share tells the others why.
     pub fn meet_locals(
         &mut self,
-        share: SharedSegment,
+        share: Result<SharedSegment>,
         locals: &[usize],
         id: &UniqueId,
         mine: &PeerInfo,
         until: StopConditions,
         patrol: Option<&Patrol>,
     ) -> Result<Vec<PeerInfo>, BootstrapError> {
-        let SharedSegment { segment, mailbox, process, fds } = share;
-        self.number = register_segment(&segment, id, self.rank);
-        let mine = PeerInfo { segment: self.number, ..*mine };
-        let contribution = Contribution { payload: mine.pack(), process, fds };
         let place = locals.iter().position(|rank| *rank == self.rank).expect("it is one of them");
         let StopConditions { deadline, is_called_off, .. } = until;
         let find = || patrol.map_or_else(Vec::new, Patrol::find);
         let doubts = LivenessProbe { is_called_off, absent: patrol.is_some().then_some(&find) };
-        let members =
-            bootstrap::exchange_unless(id, place, locals.len(), contribution, deadline, doubts)
-                .map_err(|unmet| {
+        let exchange = |contribution| {
+            let nlocals = locals.len();
+            bootstrap::exchange_unless(id, place, nlocals, contribution, deadline, doubts).map_err(
+                |unmet| {
                     let number = |place: usize| locals.get(place).copied().unwrap_or(place);
                     BootstrapError { error: unmet.error.renumbered(number), ..unmet }
-                })?;
+                },
+            )
+        };
+        let SharedSegment { segment, mailbox, process, fds } = match share {
+            Ok(share) => share,
+            Err(error) => {
+                let (payload, process) = (excuse::pack(&error), bootstrap::process_token()?);
+                // Whatever becomes of the meeting, this is why the rank has failed.
+                let _ = exchange(Contribution { payload, process, fds: Vec::new() });
+                return Err(error.into());
+            }
+        };
+        self.number = register_segment(&segment, id, self.rank);
+        let mine = PeerInfo { segment: self.number, ..*mine };
+        let members = exchange(Contribution { payload: mine.pack(), process, fds })?;
         let taken = self.take(locals, id, &mine, members, &segment);
         let taken = taken.inspect_err(|unmet| self.tell(&segment, &unmet.error))?;
         self.mailbox = Some(mailbox);
@@ -243,6 +255,10 @@ impl LocalSetup {
         let near: Vec<bool> =
             members.iter().map(|member| member.shares_process(&members[place])).collect();
         let mut introductions = Vec::with_capacity(locals.len());
+        for (&other, member) in locals.iter().zip(&members) {
+            excuse::unpack(&member.payload, other, self.rank)
+                .map_or(Ok(()), |error| Err(BootstrapError::there(error)))?;
+        }
         for ((&other, member), near) in locals.iter().zip(members).zip(near) {
             let theirs = PeerInfo::unpack(&member.payload)?;
             mine.check(self.rank, other, &theirs)?;

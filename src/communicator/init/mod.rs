@@ -4,6 +4,8 @@ pub mod spawn_all;
 
 mod calibrate;
 pub(super) mod child_ranks;
+mod descriptors;
+mod excuse;
 pub(super) mod from_launcher;
 pub(super) mod host_setup;
 pub(super) mod multi_host;
@@ -90,7 +92,9 @@ impl Communicator {
         setup.seated.device = gpu::device(config)?;
         let mine = PeerInfo::new(config, nranks, setup.seated.device.is_some())?;
         let all: Vec<usize> = (0..nranks).collect();
-        let share = SharedSegment::new(map.bytes())?;
+        // Which ranks are in other processes is not known yet.
+        let share = descriptors::ensure(rank, descriptors::needed(0, 0, 0))
+            .and_then(|()| SharedSegment::new(map.bytes()));
         let introductions = setup.meet_locals(share, &all, id, &mine, until, None)?;
         setup.profiled = Profiled::from_word(introductions[0].profiled);
         setup.seated.among(introductions.iter().map(|one| one.device == 1));

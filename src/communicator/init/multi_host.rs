@@ -5,6 +5,8 @@
 //! thread keeps, and a connection, which is made at its first use.
 
 use super::calibrate::Profiled;
+use super::descriptors;
+use super::excuse;
 use super::host_setup::{CoreCounts, LocalSetup, SharedSegment, StopConditions, keep_failure};
 use super::peer_info::{INTRODUCTION, PeerInfo};
 use super::vanished_ranks::Patrol;
@@ -131,6 +133,37 @@ fn apart(error: Error, locals: &[usize]) -> Error {
     }
 }
 
+/// Meet the ranks of all hosts, and take their cards. A rank that has nothing to share with those
+/// of its own tells the others why.
+fn exchange_cards(
+    share: Result<SharedSegment>,
+    card: &HostPeerInfo,
+    id: &UniqueId,
+    (rank, nranks): (usize, usize),
+    gate: &mut AuthListener,
+    until: StopConditions,
+) -> Result<(SharedSegment, Vec<HostPeerInfo>), BootstrapError> {
+    let words = share.as_ref().map_or_else(excuse::pack, |_| card.pack());
+    let (deadline, is_called_off) = (until.deadline, until.is_called_off);
+    let cards = meet_unless(id, rank, nranks, words, gate, deadline, is_called_off);
+    // Whatever becomes of the meeting, a rank that excuses itself has failed for that.
+    let (share, cards) = (share?, cards?);
+    let mut words = cards.iter().enumerate();
+    if let Some(error) = words.find_map(|(other, card)| excuse::unpack(card, other, rank)) {
+        return Err(BootstrapError::there(error));
+    }
+    let unreadable = |other: usize| {
+        Error::usage(format!(
+            "rank {other} introduced itself in a way that this library does not read; use the \
+             same ringcomm on every rank"
+        ))
+    };
+    let read = |(other, bytes): (usize, &Vec<u8>)| {
+        HostPeerInfo::unpack(bytes).ok_or_else(|| unreadable(other))
+    };
+    Ok((share, cards.iter().enumerate().map(read).collect::<Result<_>>()?))
+}
+
 impl Communicator {
     /// Join ranks that may be on several hosts.
     pub(super) fn join_hosts(
@@ -151,20 +184,10 @@ impl Communicator {
             host_name: host::name().to_string(),
         };
         let share_bytes = segment_bytes(config, nranks)?;
-        let share = SharedSegment::new(share_bytes)?;
-        let (deadline, is_called_off) = (until.deadline, until.is_called_off);
-        let cards = meet_unless(id, rank, nranks, card.pack(), &mut gate, deadline, is_called_off)?;
-        let unreadable = |other: usize| {
-            Error::usage(format!(
-                "rank {other} introduced itself in a way that this library does not read; use the \
-                 same ringcomm on every rank"
-            ))
-        };
-        let cards: Vec<HostPeerInfo> = cards
-            .iter()
-            .enumerate()
-            .map(|(other, bytes)| HostPeerInfo::unpack(bytes).ok_or_else(|| unreadable(other)))
-            .collect::<Result<_>>()?;
+        // How many are near is not known yet; those who lack room for them tell them there.
+        let share = descriptors::ensure(rank, descriptors::needed(0, nranks - 1, config.nsocks))
+            .and_then(|()| SharedSegment::new(share_bytes));
+        let (share, cards) = exchange_cards(share, &card, id, (rank, nranks), &mut gate, until)?;
         for (other, card) in cards.iter().enumerate() {
             mine.check(rank, other, &card.introduction)?;
         }
@@ -184,7 +207,7 @@ impl Communicator {
             (place, card.pid, &card.addresses[..])
         });
         let patrol = Patrol::new(gates);
-        let met = setup.meet_locals(share, &locals, &local_id, &mine, until, Some(&patrol));
+        let met = setup.meet_locals(Ok(share), &locals, &local_id, &mine, until, Some(&patrol));
         let met =
             met.map_err(|unmet| BootstrapError { error: apart(unmet.error, &locals), ..unmet });
         let met = met.and_then(|_| setup.mirror(&hosts));

@@ -2,20 +2,23 @@
 #![allow(unsafe_code)]
 
 use super::child_ranks::ChildRanks;
+use super::descriptors;
 use super::host_setup::StopConditions;
+use crate::bootstrap::UniqueId;
 use crate::bootstrap::tcp::AuthListener;
 use crate::communicator::health::wait_check::CancelCheck;
 use crate::communicator::{Call, Communicator};
 use crate::config::{Config, DeviceChoice};
 use crate::error::{Error, Result};
+use crate::os::descriptors::room_for;
 use crate::plan::Collective;
 use crate::types::DataType;
 use std::fmt::Debug;
 use std::time::Instant;
 
-/// What a rank tells the others: its color, its key, and the port of its gate for the new
-/// communicator, where there are other hosts.
-type SplitRequest = [i32; 3];
+/// What a rank tells the others: its color, its key, the port of its gate for the new communicator,
+/// where there are other hosts, and how many descriptors it can open.
+type SplitRequest = [i32; 4];
 
 /// The ranks that want this color, as the new communicator orders them.
 fn group_of(color: i32, all: &[SplitRequest]) -> Vec<usize> {
@@ -85,25 +88,25 @@ impl Communicator {
         *children += 1;
         let label = format!("split {child} {color}");
         let local_id = self.id.derive_at(label.as_bytes(), &[]);
-        let gate = match (&self.outside, &config) {
-            (Some(_), Ok(config)) if color >= 0 => {
-                AuthListener::open(&local_id, &config.into()).map(Some)
-            }
-            _ => Ok(None),
-        };
+        let gate = self.child_gate(color, &local_id, &config);
         // A rank without a gate says so before it fails: the others would wait for it.
         let port = match &gate {
             Ok(Some(gate)) => gate.addresses().first().map_or(0, |address| address.port()),
             _ => 0,
         };
-        let all = self.gather_wishes([color, key, i32::from(port)])?;
+        let (room, lack) = match color {
+            ..0 => (0, Ok(())),
+            _ => room_for(self.needed(&Vec::from_iter(0..self.nranks), self.rank)),
+        };
+        let all = self.gather_wishes([color, key, i32::from(port), room as i32])?;
         drop(children);
-        let gate = gate?;
         if color < 0 {
             return Ok(None);
         }
-        let config = &config?;
         let group = group_of(color, &all);
+        self.check_room(&group, &all, lack)?;
+        let gate = gate?;
+        let config = &config?;
         let rank = group.iter().position(|rank| *rank == self.rank);
         let rank = rank.expect("this rank gave its own color");
         if gate.is_some()
@@ -137,6 +140,60 @@ impl Communicator {
             let unmet = numbering.to_parent(unmet);
             trouble().unwrap_or_else(|| self.health.with_cause(&group, unmet))
         })
+    }
+
+    /// Where ranks of other hosts can reach this one while they make a communicator.
+    fn child_gate(
+        &self,
+        color: i32,
+        id: &UniqueId,
+        config: &Result<Config>,
+    ) -> Result<Option<AuthListener>> {
+        match (&self.outside, config) {
+            (Some(_), Ok(config)) if color >= 0 => AuthListener::open(id, &config.into()).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// The descriptors that a rank opens for the communicator of a group.
+    fn needed(&self, group: &[usize], rank: usize) -> usize {
+        if group.len() == 1 {
+            return 0;
+        }
+        let hosts = self.outside.as_ref().map(|outside| &outside.hosts);
+        let is_near = |other: usize| hosts.is_none_or(|hosts| hosts[other] == hosts[rank]);
+        let near = group.iter().filter(|other| is_near(**other)).count() - 1;
+        let far = group.len() - 1 - near;
+        let near = if self.health.together { 0 } else { near };
+        // The new one's may differ, but not by what a rank knows of the others before they meet.
+        descriptors::needed(near, far, self.config.nsocks)
+    }
+
+    /// An error, on all ranks of a group, where one of them has no room for the descriptors that
+    /// it needs. `lack` is what the system answered to this one.
+    fn check_room(
+        &self,
+        group: &[usize],
+        all: &[SplitRequest],
+        lack: rustix::io::Result<()>,
+    ) -> Result<()> {
+        let room = |rank: usize| all[rank][3] as usize;
+        let needed = |rank: usize| self.needed(group, rank);
+        let mut lacking = group.iter().copied().filter(|rank| room(*rank) < needed(*rank));
+        let Some(first) = lacking.next() else { return Ok(()) };
+        let is_own = first == self.rank || lacking.any(|rank| rank == self.rank);
+        let short = if is_own { self.rank } else { first };
+        let what = format!("split: {}", descriptors::lacking(short, room(short), needed(short)));
+        // To the others it is said as it would be here: what the system of another one answered
+        // is the same, but where all of its machine's files are open.
+        let errno =
+            lack.err().filter(|_| is_own).map_or(libc::EMFILE, |errno| errno.raw_os_error());
+        let error = Error::System { what, errno };
+        if is_own {
+            return Err(error);
+        }
+        let (rank, peer, text) = (self.rank, self.health.who(first), error.to_string());
+        Err(Error::Remote { rank, peer, operation: None, text })
     }
 
     fn gather_wishes(&self, mine: SplitRequest) -> Result<Vec<SplitRequest>> {

@@ -134,7 +134,7 @@ fn a_root_that_can_take_no_more_connections_says_so_of_itself() {
             let n = nranks as u32;
             let greeting = Hello { purpose, rank: 1, to, nranks: n, lane: 41, note: 1 };
             of.on(TreeEvent::Came { link: 1, greeting, took: Duration::ZERO }, now);
-            of.set_shortage(shortage);
+            of.set_shortage(shortage, false, now);
             assert!(of.outcome().is_none(), "what is short now may not be at the deadline");
             of.tick(now + PATIENCE);
             let failure = of.take_actions().into_iter().find_map(|action| match action {
@@ -159,4 +159,22 @@ fn a_root_that_can_take_no_more_connections_says_so_of_itself() {
             format!("the process that made the unique id (host {}, pid 40)", host::name());
         assert!(told.starts_with(&process) && told.contains("fs.file-max"), "{told}");
     }
+}
+
+/// Nobody waits for the deadline where no stranger has what the root lacks.
+#[test]
+fn a_root_that_starves_gives_up_soon_unless_it_recovers() {
+    let (now, me) = (Instant::now(), PeerId { rank: 0, pid: 40 });
+    let mut root = AllgatherRoot::of(me, 2, &[], now, now + 100 * PATIENCE);
+    root.set_shortage(Some(libc::EMFILE), true, now);
+    let starved = root.next_deadline().unwrap();
+    assert!(starved < now + PATIENCE);
+    root.set_shortage(None, false, now);
+    root.tick(starved);
+    assert!(root.outcome().is_none() && root.next_deadline().unwrap() > starved);
+    root.set_shortage(Some(libc::EMFILE), true, now);
+    root.set_shortage(Some(libc::EMFILE), true, starved);
+    root.tick(starved);
+    let unmet = root.outcome().expect("an outcome").clone().unwrap_err();
+    assert!(unmet.error.to_string().contains("raise `ulimit -n`"), "{}", unmet.error);
 }

@@ -293,3 +293,28 @@ fn who_is_hung_up_on_is_told_that_it_may_be_the_secret() {
         assert!(!text.contains("RINGCOMM_SECRET"), "{text}");
     }
 }
+
+/// As where a host has networks that lead nowhere, and one that leads to the other host.
+#[test]
+fn networks_that_lead_nowhere_cost_little() {
+    let silent: Vec<SocketAddr> =
+        (1..8).map(|last| SocketAddr::from(([192, 0, 2, last], 1))).collect();
+    let to = [&silent[..], &["198.51.100.1:1".parse().unwrap()]].concat();
+    for was_open in [false, true] {
+        let secret = SharedSecret::new(&UniqueId::generate().unwrap());
+        let (purpose, rank) = (Purpose::Meet, 1);
+        let greeting = Hello { purpose, rank, to: ROOT, nranks: 2, lane: 0, note: 0 };
+        let (begin, mut network) = (Instant::now(), Parted(Wires::default(), silent.clone()));
+        let dial = Connecting::new(secret, &to, greeting, begin, begin + 100 * ATTEMPT);
+        let mut dial = if was_open { dial.fail_if_refused() } else { dial };
+        let mut now = begin;
+        while network.0.0.lock().unwrap().is_empty() {
+            assert!(dial.advance(now, &mut network).unwrap().is_none());
+            now = dial.next_deadline();
+        }
+        assert!(now - begin < 2 * ATTEMPT, "{:?}", now - begin);
+        // Who has answered is not given up so soon: it may be far away, or busy.
+        assert_eq!(dial.stream().map(|(stream, _)| stream.0.is_some()), Some(true));
+        assert!(dial.next_deadline() >= begin + 7 * HEAD_START + ATTEMPT);
+    }
+}
