@@ -80,15 +80,10 @@
 #define RING_PROTECTION_CHECKSUM 1
 
 /**
- * [`ringConfig_t::protection`]: AES-128-GCM over header and payload.
+ * [`ringConfig_t::protection`]: AES-128-GCM over header and payload; what is used where nothing is
+ * set.
  */
 #define RING_PROTECTION_ENCRYPTED 2
-
-/**
- * [`ringConfig_t::protection`]: a tag under a key of the connection over every header and payload,
- * which stay in clear; what is used where nothing is set.
- */
-#define RING_PROTECTION_AUTHENTICATED 3
 
 /**
  * The color of a rank that joins none of the communicators of a split.
@@ -394,7 +389,7 @@ typedef struct ringConfig_t {
     int debug;
     /**
      * What guards payloads between hosts (`RINGCOMM_PROTECTION`): `RING_PROTECTION_CLEAR`,
-     * `RING_PROTECTION_CHECKSUM`, `RING_PROTECTION_AUTHENTICATED` or `RING_PROTECTION_ENCRYPTED`.
+     * `RING_PROTECTION_CHECKSUM` or `RING_PROTECTION_ENCRYPTED`.
      */
     int protection;
     /**

@@ -92,7 +92,7 @@ impl Communicator {
 
     /// Nobody is cancelled between two system calls of a message. Calls without any wait first.
     pub(super) fn on_network(&self) -> Option<NoCancel> {
-        self.outside.as_ref().map(|_| NoCancel::new())
+        self.outside.as_ref().map(|_| NoCancel::begin())
     }
 
     /// End the call that the calling thread is in, where this is a signal handler that interrupted

@@ -60,7 +60,7 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> Error {
 /// Run a function that has no communicator.
 #[inline]
 pub fn run<F: FnOnce() -> Result<()>>(body: F) -> ringResult_t {
-    let _whole = NoCancel::new();
+    let _whole = NoCancel::begin();
     match caught(body) {
         Ok(()) => ringResult_t::ringSuccess,
         Err(error) => failed(&named::<F>(error), None),
@@ -69,14 +69,14 @@ pub fn run<F: FnOnce() -> Result<()>>(body: F) -> ringResult_t {
 
 /// Run a function whose answer on success is a code of its own.
 pub fn run_for<F: FnOnce() -> Result<ringResult_t>>(body: F) -> ringResult_t {
-    let _whole = NoCancel::new();
+    let _whole = NoCancel::begin();
     caught(body).unwrap_or_else(|error| failed(&named::<F>(error), None))
 }
 
 /// Run a function of a communicator that asks or changes something here and now.
 #[inline]
 pub fn run_on(comm: ringComm_t, body: impl FnOnce(&Comm) -> Result<()>) -> ringResult_t {
-    let _whole = NoCancel::new();
+    let _whole = NoCancel::begin();
     run_noting(comm, body, |error| error)
 }
 

@@ -107,7 +107,7 @@ const DISABLE: libc::c_int = 1;
 pub struct NoCancel(libc::c_int);
 
 impl NoCancel {
-    pub fn new() -> NoCancel {
+    pub fn begin() -> NoCancel {
         let mut before = 0;
         // SAFETY: the place is live; the state is one of the two.
         unsafe { pthread_setcancelstate(DISABLE, &mut before) };

@@ -235,7 +235,7 @@ fn wait_long<T>(
     waiting: &mut dyn Waiting<Value = T>,
 ) -> Result<T> {
     #[cfg(not(loom))]
-    let _whole = crate::os::thread_signals::NoCancel::new();
+    let _whole = crate::os::thread_signals::NoCancel::begin();
     let started = Instant::now();
     let mut watched = Duration::ZERO;
     let mut sleep = SHORTEST_SLEEP;

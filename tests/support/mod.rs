@@ -32,7 +32,7 @@ pub use threads::{joined_hosts, on_hosts, on_joined_threads, on_threads, seated_
 
 use ringcomm::algorithm::select::Costs;
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::config::Config;
+use ringcomm::config::{Config, Protection};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
@@ -91,10 +91,12 @@ pub fn staged(nranks: usize) -> Config {
     with_costs(&format!("staged-{nranks}"), &costs)
 }
 
-/// A configuration of ranks on so many cores, and with a wire on which a byte takes so long.
+/// A configuration of ranks on so many cores, and with a wire on which a byte takes so long; not
+/// encrypted, as what is encrypted goes in shorter messages.
 pub fn wired(cores: usize, wire_us_per_byte: f64) -> Config {
     let costs = Costs { cores, wire_us_per_byte, ..Costs::default() };
-    with_costs(&format!("wired-{cores}-{wire_us_per_byte}"), &costs)
+    let config = with_costs(&format!("wired-{cores}-{wire_us_per_byte}"), &costs);
+    Config { protection: Protection::Checksum, ..config }
 }
 
 /// A configuration with constants of the cost model, in a tuning file of this name.

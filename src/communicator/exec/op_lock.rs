@@ -53,7 +53,7 @@ impl<T> OpLock<T> {
     #[cold]
     fn wait(&self) {
         crate::sync::count_lock();
-        let _whole = NoCancel::new();
+        let _whole = NoCancel::begin();
         let started = Instant::now();
         while !self.try_take() {
             if started.elapsed() < SHORT {
