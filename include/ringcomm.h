@@ -725,8 +725,8 @@ ringResult_t ringCommDestroy(ringComm_t comm);
  *
  * Returns when the calls that ran have ended, also those of a group or a host stream. From any
  * thread, also while another one is in `ringCommDestroy` for the same handle. From a signal
- * handler that has interrupted a call on the communicator it returns at once: that call returns
- * `ringAborted`, and the handle is there until it is aborted or destroyed from elsewhere.
+ * handler that has interrupted a call that waits for other ranks it returns at once: that call
+ * returns `ringAborted`, and the handle is there until it is aborted or destroyed from elsewhere.
  *
  * Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed.
  *

@@ -279,11 +279,18 @@ fn abort_in_a_signal_handler_ends_the_call_that_it_interrupts() {
         let comms = pair();
         ABORTED.store(comms[0].cast(), SeqCst);
         // SAFETY: the handler only aborts, which is what is tested.
-        unsafe {
-            libc::signal(libc::SIGALRM, abort_it as extern "C" fn(libc::c_int) as usize);
-            libc::alarm(1);
-        }
-        assert_eq!(wait_alone(comms[0]), ringAborted as i32);
+        let caller = unsafe {
+            libc::signal(libc::SIGUSR1, abort_it as extern "C" fn(libc::c_int) as usize);
+            libc::pthread_self()
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(500));
+                // SAFETY: the thread lives until this one is joined.
+                unsafe { libc::pthread_kill(caller, libc::SIGUSR1) };
+            });
+            assert_eq!(wait_alone(comms[0]), ringAborted as i32);
+        });
         // The handle is there until it is given back.
         for comm in comms {
             // SAFETY: safe for any argument.
@@ -294,14 +301,23 @@ fn abort_in_a_signal_handler_ends_the_call_that_it_interrupts() {
     ranks.end(0, soon()).result.unwrap();
 }
 
-extern "C" fn call_alone(comm: *mut c_void) -> *mut c_void {
+extern "C-unwind" fn call_alone(comm: *mut c_void) -> *mut c_void {
     wait_alone(comm.cast());
+    // SAFETY: what it ends is this thread, which owns nothing.
+    unsafe { pthread_testcancel() };
     null_mut()
 }
 
 unsafe extern "C" {
     fn pthread_cancel(thread: libc::pthread_t) -> libc::c_int;
 }
+
+unsafe extern "C-unwind" {
+    fn pthread_testcancel();
+}
+
+/// PTHREAD_CANCELED.
+const CANCELED: *mut c_void = std::ptr::without_provenance_mut(usize::MAX);
 
 #[test]
 fn a_thread_that_is_cancelled_in_a_call_ends_after_it() {
@@ -313,10 +329,15 @@ fn a_thread_that_is_cancelled_in_a_call_ends_after_it() {
         // SAFETY: the thread is joined before its argument goes.
         unsafe {
             let argument = comms[0].cast();
-            assert_eq!(libc::pthread_create(&mut thread, null(), call_alone, argument), 0);
+            // Cancelling unwinds through it, as through any function of C.
+            let entry: extern "C" fn(*mut c_void) -> *mut c_void =
+                std::mem::transmute(call_alone as extern "C-unwind" fn(*mut c_void) -> *mut c_void);
+            assert_eq!(libc::pthread_create(&mut thread, null(), entry, argument), 0);
             std::thread::sleep(Duration::from_millis(300));
             assert_eq!(pthread_cancel(thread), 0);
-            assert_eq!(libc::pthread_join(thread, null_mut()), 0);
+            let mut end = null_mut();
+            assert_eq!(libc::pthread_join(thread, &mut end), 0);
+            assert_eq!(end, CANCELED, "it is cancelled where the program lets it");
         }
         for comm in comms {
             // SAFETY: safe for any argument.

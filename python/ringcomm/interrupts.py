@@ -18,12 +18,14 @@ MOMENT_S = 0.15
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _live: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_lock = threading.Lock()
 _installed = False
 
 
 def watch(communicator: Any) -> None:
     """Abort it where Ctrl-C finds the main thread in a call."""
-    _live.add(communicator)
+    with _lock:
+        _live.add(communicator)
     _install()
 
 
@@ -52,34 +54,39 @@ def _serve(reads: int, main: Optional[int]) -> None:
         came = os.read(reads, 64)
         if not came:
             return
-        if signal.SIGINT in came and _is_stuck(main):
-            for communicator in list(_live):
+        if signal.SIGINT not in came or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            continue
+        if _is_stuck(main):
+            with _lock:
+                communicators = list(_live)
+            for communicator in communicators:
                 try:
                     communicator.abort()
                 except Exception:  # pylint: disable=broad-except
                     pass  # it has ended, or its own error is what the call raises
 
 
-def _place(main: Optional[int]) -> Optional[Tuple[int, int]]:
-    """Where the main thread is in a function of this package."""
+def _place(main: Optional[int]) -> Optional[Tuple[Any, int]]:
+    """Where the main thread is in a function of this package: its frame, which is kept and so stays itself."""
     frame = sys._current_frames().get(main or 0)
     if frame is None or not frame.f_code.co_filename.startswith(_HERE):
         return None
-    return id(frame), frame.f_lasti
+    return frame, frame.f_lasti
 
 
 def _is_stuck(main: Optional[int]) -> bool:
     time.sleep(MOMENT_S)
     place = _place(main)
     time.sleep(MOMENT_S)
-    return place is not None and _place(main) == place
+    later = _place(main)
+    return place is not None and later is not None and place[0] is later[0] and place[1] == later[1]
 
 
 def _in_child() -> None:
     """A forked child has neither the thread nor a pipe of its own."""
-    global _installed
+    global _installed, _lock
     if _installed:
-        _installed = False
+        _installed, _lock = False, threading.Lock()
         _live.clear()
         if threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(-1)

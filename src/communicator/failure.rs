@@ -96,7 +96,8 @@ impl Communicator {
     }
 
     /// End the call that the calling thread is in, where this is a signal handler that interrupted
-    /// it, by what such a handler may do; whether that was so. The call itself tells the peers.
+    /// it, by what such a handler may do; whether that was so. That call tells the peers, or the
+    /// next one does.
     pub fn abort_interrupted(&self) -> bool {
         let is_interrupted = self.is_of_this_process() && self.engine.is_mine();
         if is_interrupted {

@@ -315,7 +315,7 @@ impl Communicator {
             }
             return Ok(());
         }
-        Err(self.async_error().unwrap_or_else(|| self.aborted()))
+        Err(self.async_error().unwrap_or_else(|| self.record_failure(self.aborted())))
     }
 
     /// Whether it was aborted or has failed: no call begins any more.

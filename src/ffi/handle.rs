@@ -15,7 +15,7 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::ops::Deref;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What a handle names; part of the handle, so that one kind cannot pass for another.
 ///
@@ -198,6 +198,19 @@ impl<T: Send + Sync> Closing<T> {
         while !self.slot.is_empty() {
             wait(&mut attempts);
         }
+    }
+
+    /// Wait until every call has left, but no longer than this; give the value back if they have.
+    /// Else it stays for ever: the thread that waits may be in one of them itself.
+    pub fn take_within(self, longest: Duration) -> Option<T> {
+        let (started, mut attempts) = (Instant::now(), 0);
+        while !self.slot.is_empty() {
+            if started.elapsed() > longest {
+                return None;
+            }
+            wait(&mut attempts);
+        }
+        Some(self.take())
     }
 
     /// Wait until every call has left, and give the value back.

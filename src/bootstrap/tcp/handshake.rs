@@ -26,7 +26,7 @@ use snow::{Builder, HandshakeState};
 
 const PATTERN: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
 const MAGIC: [u8; 8] = *b"ringnet\0";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Magic and version: in clear, so that a stranger is known by its first bytes.
 const PREAMBLE: usize = 12;

@@ -1,7 +1,7 @@
 //! Frames on a proved connection: sealed by one end, opened by the other, in order.
 //!
 //! ```text
-//! length (4 bytes) | its complement (4) | AES-256-GCM of that many bytes | tag (16 bytes)
+//! length (4 bytes) | its complement (4) | AES-128-GCM of that many bytes | tag (16 bytes)
 //! ```
 //!
 //! A length that was damaged is found before as many bytes are waited for. The nonce counts the

@@ -267,6 +267,7 @@ impl Engine {
         }
         let buffers = self.buffers(call, ready);
         let mut buffer_addresses = self.memory.buffer_addresses(call, &ready.extents, in_place)?;
+        buffer_addresses.scalar = buffers.scalar;
         if programs.kernel.is_some()
             && buffer_addresses.input_region == NOWHERE
             && cma::is_lendable(call.send, ready.extents.input)

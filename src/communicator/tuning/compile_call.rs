@@ -2,7 +2,7 @@
 
 use super::context::PlanContext;
 use super::plan_cache::{BoundCall, DataPath, Key, Mapped};
-use super::select;
+use super::select::{self, ChosenPaths};
 use crate::algorithm::select::AlgorithmChoice;
 use crate::algorithm::{self, Algorithm, serial_order};
 use crate::communicator::call::fingerprint::mix;
@@ -21,8 +21,8 @@ use crate::types::ReduceOp;
 
 /// What inputs of an average are multiplied by where a plan hands on partial sums, which could be
 /// too large for the type: NCCL does so, too. `None` where the sum is divided, in one step.
-fn factor_of_average(call: &Call, algorithm: Algorithm, nranks: usize) -> Option<f64> {
-    let is_one_step = algorithm::serial_order(algorithm, call.collective);
+fn factor_of_average(call: &Call, chosen: &ChosenPaths, nranks: usize) -> Option<f64> {
+    let is_one_step = chosen.are_in_order(call.collective);
     let is_average = call.op == ReduceOp::Avg && call.data_type.is_float();
     (is_average && !is_one_step).then(|| 1.0 / nranks as f64)
 }
@@ -45,7 +45,7 @@ impl PlanContext {
             Layout::new(call.collective, rank, nranks, plan.nchunks, call.count, call.vector)
         };
         let element = call.data_type.size();
-        let factor = factor_of_average(call, chosen.slots.algorithm, nranks);
+        let factor = factor_of_average(call, &chosen, nranks);
         let op = if factor.is_some() { ReduceOp::PreMulSum } else { call.op };
         let scales = op == ReduceOp::PreMulSum && call.collective.reduces();
         let reduction = || Reduction::new(call.data_type, op, nranks);

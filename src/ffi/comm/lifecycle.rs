@@ -13,6 +13,7 @@ use crate::ffi::object::{self, COMMUNICATORS, Comm};
 use crate::ffi::types::*;
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Make the id that leads the ranks of one new communicator together.
 ///
@@ -78,6 +79,9 @@ pub unsafe extern "C" fn ringCommInitRankConfig(
 ) -> ringResult_t {
     run(|| init_rank(comm, nranks, commId, rank, config).map_err(refuse))
 }
+
+/// How long calls may take to end once they are aborted: some milliseconds, or a long copy.
+const ENDING: Duration = Duration::from_secs(30);
 
 fn init_rank(
     comm: *mut ringComm_t,
@@ -342,8 +346,8 @@ pub unsafe extern "C" fn ringCommDestroy(comm: ringComm_t) -> ringResult_t {
 ///
 /// Returns when the calls that ran have ended, also those of a group or a host stream. From any
 /// thread, also while another one is in `ringCommDestroy` for the same handle. From a signal
-/// handler that has interrupted a call on the communicator it returns at once: that call returns
-/// `ringAborted`, and the handle is there until it is aborted or destroyed from elsewhere.
+/// handler that has interrupted a call that waits for other ranks it returns at once: that call
+/// returns `ringAborted`, and the handle is there until it is aborted or destroyed from elsewhere.
 ///
 /// Errors: `ringInvalidArgument` for NULL, garbage, and a handle that was destroyed.
 ///
@@ -364,7 +368,9 @@ pub unsafe extern "C" fn ringCommAbort(comm: ringComm_t) -> ringResult_t {
         inside.communicator.settle();
         drop(inside);
         // Where another thread is destroying it already, that one gives the memory back.
-        drop(COMMUNICATORS.close(comm.cast()));
+        // A handler that interrupted a call of which this does not know is not to wait for it.
+        let closing = COMMUNICATORS.bar(comm.cast());
+        drop(closing.and_then(|closing| closing.take_within(ENDING)));
         Ok(())
     })
 }
