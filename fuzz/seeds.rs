@@ -238,7 +238,7 @@ fn lanes() -> io::Result<()> {
     let corpus = Corpus::of("proving")?;
     corpus.add("whole", [2, 0, 0, 9, 0, 0, 9, 0, 0, 9, 0, 0, 9, 5, 0, 0, 0, 1, 2])?;
     corpus.add("altered", [2, 0, 0, 9, 4 * 20 + 3, 1, 9])?;
-    let preamble = b"ringnet\0\x01\0\0\0";
+    let preamble = b"ringnet\0\x02\0\0\0";
     corpus.add("gate", [&[0, 5], &preamble[..5], &[255], &preamble[5..], &[7; 80]].concat())?;
     corpus.add("caller", [&[1, 20][..], &[7; 20], &[200], &[7; 60]].concat())
 }

@@ -151,7 +151,7 @@ fn who_speaks_something_else_is_hung_up_on_without_a_word() {
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
             b"SSH-2.0-OpenSSH_9.2\r\n",
             b"\0",
-            b"ringnet\0\x02\0\0\0",
+            b"ringnet\0\x03\0\0\0",
             b"ringhelo",
             &long,
         ];
@@ -240,7 +240,7 @@ fn random_bytes_behind_a_true_beginning_are_refused() {
     let (count, gate) = guarded(|guarded| {
         let mut random = 1u64;
         for _ in 0..200 {
-            let mut words = b"ringnet\0\x01\0\0\0".to_vec();
+            let mut words = b"ringnet\0\x02\0\0\0".to_vec();
             words.extend((0..HELLO).map(|_| {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 (random >> 56) as u8
@@ -257,12 +257,12 @@ fn silent_half_open_and_slow_callers_lose_their_place() {
     let (count, gate) = guarded(|guarded| {
         let silent = guarded.connect();
         let mut half = guarded.connect();
-        half.write_all(b"ringnet\0\x01\0\0\0some").unwrap();
+        half.write_all(b"ringnet\0\x02\0\0\0some").unwrap();
         let finished = guarded.connect();
         finished.shutdown(Shutdown::Write).unwrap();
         let mut slow = guarded.connect();
         let mut cut_off = false;
-        for byte in b"ringnet\0\x01\0\0\0".iter().chain([7; HELLO].iter()) {
+        for byte in b"ringnet\0\x02\0\0\0".iter().chain([7; HELLO].iter()) {
             cut_off |= slow.write_all(&[*byte]).is_err();
             guarded.dial();
             thread::sleep(Duration::from_millis(40));

@@ -115,12 +115,12 @@ fn a_stranger_is_known_by_its_first_bytes() {
         (&b"G"[..], "not a ringcomm handshake"),
         (b"GET /metrics HTTP/1.1\r\n\r\n", "not a ringcomm handshake"),
         (b"\0\0\0\0", "not a ringcomm handshake"),
-        (b"ringnet\0\x02\0\0\0", "a handshake of another version"),
+        (b"ringnet\0\x03\0\0\0", "a handshake of another version"),
     ] {
         assert_eq!(feed(&mut Handshake::gate(&secret).unwrap(), bytes), Err(why));
     }
     let mut slow = Handshake::gate(&secret).unwrap();
-    b"ringnet\0\x01".iter().for_each(|byte| slow.feed(&[*byte]).unwrap());
+    b"ringnet\0\x02".iter().for_each(|byte| slow.feed(&[*byte]).unwrap());
     assert!(!slow.is_greeted());
 }
 
