@@ -180,15 +180,15 @@ fn wrong_exclusions_are_refused_by_name() {
 
 /// Take part in what the ranks of a split tell each other, and not in what they do then.
 fn tell_a_wish(comm: &Communicator) {
-    // Color, key, and the port of a gate: of one that is open, for all that the others know.
-    let (mine, mut all) = ([0i32, 0, 1], vec![0i32; 3 * comm.nranks()]);
+    // Color, key, the port of a gate that is open, for all that the others know, and descriptors.
+    let (mine, mut all) = ([0i32, 0, 1, i32::MAX], vec![0i32; 4 * comm.nranks()]);
     let call = Call {
         send: mine.as_ptr().cast(),
         recv: all.as_mut_ptr().cast(),
         count: mine.len(),
         ..Call::new(Collective::AllGather, DataType::Int32)
     };
-    // SAFETY: three elements from each rank.
+    // SAFETY: four elements from each rank.
     unsafe { comm.run(&call) }.unwrap();
 }
 

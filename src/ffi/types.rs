@@ -108,12 +108,7 @@ pub enum ringRedOp_t {
     ringMax = 2,
     /// NaN wins.
     ringMin = 3,
-    /// The sum divided by the number of ranks; integers are truncated toward zero. Floats are
-    /// summed wider than their type and divided once, where all ranks' inputs come together in one
-    /// step.
-    /// Elsewhere (several hosts of several ranks, an algorithm that is asked for) each input is
-    /// divided first and each partial sum is rounded to the type, so that an average overflows only
-    /// where it is within a rounding of the type's largest number.
+    /// The sum, as of `ringSum`, divided by the number of ranks; integers are truncated to zero.
     ringAvg = 4,
     /// Bitwise and, of integers and bool.
     ringBand = 64,

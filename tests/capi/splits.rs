@@ -94,10 +94,10 @@ fn abort_ends_a_split_that_waits_for_others() {
             unsafe { ringCommSplit(first.comm(), 0, 0, &mut child, null_mut()) }
         });
         // What the ranks tell each other, without the meeting that follows.
-        let (mine, mut told) = ([0i32; 3], [0i32; 6]);
+        let (mine, mut told) = ([0i32, 0, 0, i32::MAX], [0i32; 8]);
         let (send, recv) = (mine.as_ptr().cast(), told.as_mut_ptr().cast());
-        // SAFETY: three elements from each rank.
-        succeeds(unsafe { ringAllGather(send, recv, 3, INT, second.comm(), null_mut()) });
+        // SAFETY: four elements from each rank.
+        succeeds(unsafe { ringAllGather(send, recv, 4, INT, second.comm(), null_mut()) });
         std::thread::sleep(Duration::from_millis(50));
         assert!(!split.is_finished());
         // SAFETY: safe for any argument.

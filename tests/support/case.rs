@@ -141,30 +141,22 @@ impl Case {
         data::element(self.data, self.data_type, self.op, self.seed, rank, index)
     }
 
-    /// Whether there are several hosts, one of them of several ranks.
-    fn hands_on(&self) -> bool {
-        let nhosts = self.hosts.iter().max().map_or(0, |last| last + 1);
-        nhosts > 1 && nhosts < self.nranks
-    }
-
     /// The reduction of element `index` over all ranks: the serial loop, or that over the hosts'
     /// serial loops.
     fn reduced(&self, index: usize, sources: &mut Vec<u64>) -> u64 {
-        // Where partial sums are handed on, inputs are divided first.
-        let early = self.op == ReduceOp::Avg && self.data_type.is_float() && self.hands_on();
-        let op = if early { ReduceOp::PreMulSum } else { self.op };
-        let rule = Rule { data_type: self.data_type, op, parts: None, scaled: None };
+        let rule = Rule { data_type: self.data_type, op: self.op, parts: None, scaled: None };
         sources.clear();
         for rank in 0..self.nranks {
             let raw = self.element(rank, index);
-            let factor = if early { 1.0 / self.nranks as f64 } else { self.scalar(rank) };
-            sources.push(match op {
-                ReduceOp::PreMulSum => reduce(&Rule { scaled: Some((0, factor)), ..rule }, &[raw]),
+            sources.push(match self.op {
+                ReduceOp::PreMulSum => {
+                    reduce(&Rule { scaled: Some((0, self.scalar(rank))), ..rule }, &[raw])
+                }
                 _ => raw,
             });
         }
-        let mean = op == ReduceOp::Avg && self.nranks > 1;
-        if op == ReduceOp::PreMulSum && self.nranks == 1 {
+        let mean = self.op == ReduceOp::Avg && self.nranks > 1;
+        if self.op == ReduceOp::PreMulSum && self.nranks == 1 {
             return sources[0];
         }
         let whole = Rule { parts: mean.then_some(self.nranks), ..rule };

@@ -197,7 +197,7 @@ impl Engine {
         stamp: &Stamp,
         watch: &OpWaitCheck,
     ) -> Result<()> {
-        let buffers = self.buffers(call, ready);
+        let buffers = self.buffers(call);
         if let DataPath::Messages(layout) = &ready.way {
             // SAFETY: the caller's promise.
             return unsafe { self.run_messages(call, (layout, layout), false, stamp, watch) };
@@ -265,9 +265,8 @@ impl Engine {
         if programs.mapped.is_none() && programs.kernel.is_none() {
             return Ok(false);
         }
-        let buffers = self.buffers(call, ready);
+        let buffers = self.buffers(call);
         let mut buffer_addresses = self.memory.buffer_addresses(call, &ready.extents, in_place)?;
-        buffer_addresses.scalar = buffers.scalar;
         if programs.kernel.is_some()
             && buffer_addresses.input_region == NOWHERE
             && cma::is_lendable(call.send, ready.extents.input)
@@ -301,19 +300,19 @@ impl Engine {
         stamp: &Stamp,
         watch: &OpWaitCheck,
     ) -> Result<()> {
-        let buffers = self.buffers(call, ready);
+        let buffers = self.buffers(call);
         let (links, pointers) = (&mut self.links, &mut self.pointers);
         // SAFETY: the caller's promise; scratch has the bytes that binding asked for.
         unsafe { host::run(&ready.compiled, &buffers, links, pointers, stamp, watch) }
     }
 
     #[inline]
-    fn buffers(&mut self, call: &Call, ready: &BoundCall) -> CallBuffers {
+    fn buffers(&mut self, call: &Call) -> CallBuffers {
         CallBuffers {
             input: call.send,
             output: call.recv,
             scratch: self.scratch.as_mut_ptr(),
-            scalar: ready.factor.unwrap_or(call.scalar),
+            scalar: call.scalar,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::context::PlanContext;
 use super::plan_cache::{BoundCall, DataPath, Key, Mapped};
-use super::select::{self, ChosenPaths};
+use super::select;
 use crate::algorithm::select::AlgorithmChoice;
 use crate::algorithm::{self, Algorithm, serial_order};
 use crate::communicator::call::fingerprint::mix;
@@ -18,14 +18,6 @@ use crate::executor::direct::program::Direct;
 use crate::executor::shm_two_shot::ShmTwoShot;
 use crate::plan::{Collective, PIPELINE_DEPTH, Plan};
 use crate::types::ReduceOp;
-
-/// What inputs of an average are multiplied by where a plan hands on partial sums, which could be
-/// too large for the type: NCCL does so, too. `None` where the sum is divided, in one step.
-fn factor_of_average(call: &Call, chosen: &ChosenPaths, nranks: usize) -> Option<f64> {
-    let is_one_step = chosen.are_in_order(call.collective);
-    let is_average = call.op == ReduceOp::Avg && call.data_type.is_float();
-    (is_average && !is_one_step).then(|| 1.0 / nranks as f64)
-}
 
 impl PlanContext {
     /// A call's shape, ready to run. Says nothing of any buffer.
@@ -45,10 +37,8 @@ impl PlanContext {
             Layout::new(call.collective, rank, nranks, plan.nchunks, call.count, call.vector)
         };
         let element = call.data_type.size();
-        let factor = factor_of_average(call, &chosen, nranks);
-        let op = if factor.is_some() { ReduceOp::PreMulSum } else { call.op };
-        let scales = op == ReduceOp::PreMulSum && call.collective.reduces();
-        let reduction = || Reduction::new(call.data_type, op, nranks);
+        let scales = call.op == ReduceOp::PreMulSum && call.collective.reduces();
+        let reduction = || Reduction::new(call.data_type, call.op, nranks);
         let reduction = call.collective.reduces().then(reduction).transpose()?;
         let plans_of = |algorithm: Algorithm| (0..nranks).map(move |of| plan_of(algorithm, of));
         let plan = plan_of(chosen.slots.algorithm, rank).spread(self.stride());
@@ -94,8 +84,7 @@ impl PlanContext {
         let way = direct.map_or(DataPath::Slots, DataPath::Direct);
         let (chunks, us) = (plan_of(otherwise.algorithm, rank).nchunks, best.predicted_us);
         let mut ready = BoundCall::new(key, descriptor, fingerprint, staged, way, chunks, us);
-        (ready.mapped, ready.two_shot, ready.cma, ready.factor) =
-            (mapped, two_shot, kernel, factor);
+        (ready.mapped, ready.two_shot, ready.cma) = (mapped, two_shot, kernel);
         ready.portions = self.portions(call, &ready.extents, config)?;
         ready.forbears = asks && chosen.backs_off(call.collective);
         Ok(ready)

@@ -99,8 +99,6 @@ pub struct BoundCall {
     pub what: u64,
     pub fingerprint: u64,
     pub compiled: CompiledPlan,
-    /// What inputs are multiplied by in place of the call's own factor.
-    pub factor: Option<f64>,
     pub way: DataPath,
     /// What runs in the place of `compiled` where the ranks share scratch.
     pub two_shot: Option<ShmTwoShot>,
@@ -135,7 +133,6 @@ impl BoundCall {
             descriptor,
             fingerprint,
             compiled,
-            factor: None,
             way,
             two_shot: None,
             cma: None,

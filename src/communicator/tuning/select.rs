@@ -30,14 +30,9 @@ impl ChosenPaths {
     /// Whether a call that asked in vain for the ranks' buffers is better followed by some that do
     /// not ask, and gives the same bits without.
     pub fn backs_off(&self, collective: Collective) -> bool {
-        self.asking_counts && self.are_in_order(collective)
-    }
-
-    /// Whether every way reduces all inputs in one step, in the order of ranks.
-    pub fn are_in_order(&self, collective: Collective) -> bool {
         let ways = [Some(self.slots), self.two_shot, self.cma, self.direct];
         let in_order = |way: &AlgorithmChoice| serial_order(way.algorithm, collective);
-        ways.iter().flatten().all(in_order)
+        self.asking_counts && ways.iter().flatten().all(in_order)
     }
 }
 
