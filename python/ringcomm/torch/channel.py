@@ -66,7 +66,8 @@ class Channel:
 
     def _join(self, key: str, end: int) -> None:
         try:
-            made = join(self.post.store, key, end, 2, self.post.timeout, self._patience())
+            where = self.post.store, key, end, 2, self.post.key
+            made = join(*where, self.post.timeout, self._patience())
         except RingTimeoutError as error:
             cause = error.__cause__
             # A store of torch's says that time is over as it says anything else.

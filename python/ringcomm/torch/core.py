@@ -24,12 +24,17 @@ from .barrier import MonitoredBarriers
 from .collectives import TELLS
 from .futures import level
 from .lane import Lane, Step, check_process, destroyed
-from .meet import Connection, Part, another, join
+from .meet import Connection, Part, another, join, join_first
 from .messages import Messages
 from .profiling import span, track
 from .rooted import RootedCollectives
+from .sealing import GroupKey, keep_for_new_groups
 from .types import Staging
 from .work import Done, Finisher, Joined, Work
+
+
+#: What rank 0 tells the others first: the word in all keys, and the key of further meetings.
+WORD_BYTES, KEY_BYTES = 8, 32
 
 
 class _Scaled(threading.local):
@@ -42,7 +47,9 @@ class _Scaled(threading.local):
 class Core(RootedCollectives):
     """Collectives and messages of a group; what is of torch's classes is in `group`."""
 
-    def _set_up(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    def _set_up(
+        self, store: Any, rank: int, size: int, timeout: timedelta, of_all: bool = False
+    ) -> None:
         self._store = store
         self._rank, self._size = rank, size
         self._process = os.getpid()
@@ -61,10 +68,14 @@ class Core(RootedCollectives):
         self._keys = "ringcomm"
         self._cpu = self._new_lane("cpu", 0)
         # Rank 0 says the word when it has deleted the lane's key: who goes on finds no old one.
-        word = (ctypes.c_uint8 * 8)(*secrets.token_bytes(8))
+        word = (ctypes.c_uint8 * (WORD_BYTES + KEY_BYTES))()
+        word[:] = secrets.token_bytes(len(word))
         place = ctypes.addressof(word), ctypes.addressof(word)
         self._cpu.run([(lib.ringBroadcast, (*place, len(word), DataType.UINT8.value, 0))])
-        self._keys = f"ringcomm/{bytes(word).hex()}"
+        self._keys = f"ringcomm/{bytes(word[:WORD_BYTES]).hex()}"
+        self._key = GroupKey(store, bytes(word[WORD_BYTES:]))
+        if of_all:
+            keep_for_new_groups(self._key)
         self._monitored = MonitoredBarriers(store, f"{self._keys}/monitored", rank, size)
 
     def _lane(self, device: torch.device) -> Lane:
@@ -107,9 +118,9 @@ class Core(RootedCollectives):
 
     def _join(self, device: str, depth: int, key: str) -> Lane:
         if (device, depth) == ("cpu", 0):
-            return Lane(join(self._store, key, self._rank, self._size, self._timeout))
+            return Lane(join_first(self._store, key, self._rank, self._size, self._timeout))
         # Other threads use the group's connection to the store meanwhile.
-        where = self._further(), key, self._rank, self._size, self._timeout
+        where = self._further(), key, self._rank, self._size, self._key.key, self._timeout
         if device == "cpu":
             return Lane(join(*where))
         from .cuda import CudaLane
@@ -214,7 +225,9 @@ class Core(RootedCollectives):
             store = Part(self._further(), f"{self._keys}/p2p")
             with self._making:
                 if self._messages is None and not self._ended:
-                    self._messages = Messages(store, self._cpu.communicator, self._timeout)
+                    self._messages = Messages(
+                        store, self._cpu.communicator, self._key.key, self._timeout
+                    )
         if self._ended or self._messages is None:
             raise destroyed(self._rank)
         return self._messages
@@ -234,6 +247,7 @@ class Core(RootedCollectives):
             if self._ended:
                 return
             self._ended = True
+        self._key.forget()
         if self._messages is not None:
             getattr(self._messages, how)()
         for lane in list(self._lanes.values()):

@@ -30,10 +30,17 @@ class CudaLane(Lane):
     """Calls on one communicator of a CUDA device, on torch's current stream."""
 
     def __init__(
-        self, store: Any, key: str, rank: int, size: int, timeout: timedelta, device: str
+        self,
+        store: Any,
+        key: str,
+        rank: int,
+        size: int,
+        shared: bytes,
+        timeout: timedelta,
+        device: str,
     ) -> None:
         self.device = torch.device(device)
-        super().__init__(join(store, key, rank, size, timeout, device=self.device.index))
+        super().__init__(join(store, key, rank, size, shared, timeout, device=self.device.index))
         self._number = 0
         #: Up to this number nothing has failed.
         self._went_well = 0

@@ -80,9 +80,11 @@ class _Common(Core):
 class Inner(_Common, TorchBackend):
     """ringcomm as the Backend of one device, or of all."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: timedelta, of_all: bool = False
+    ) -> None:
         TorchBackend.__init__(self, rank, size)
-        self._set_up(store, rank, size, timeout)
+        self._set_up(store, rank, size, timeout, of_all)
 
     @classmethod
     def of(cls, group: "Group") -> "Inner":
@@ -104,12 +106,14 @@ class Inner(_Common, TorchBackend):
 class Group(_Common, ProcessGroup):  # type: ignore[misc]
     """ringcomm as a whole ProcessGroup."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: timedelta, of_all: bool = False
+    ) -> None:
         try:
             ProcessGroup.__init__(self, store, rank, size)
         except TypeError:
             ProcessGroup.__init__(self, rank, size)
-        self._set_up(store, rank, size, timeout)
+        self._set_up(store, rank, size, timeout, of_all)
         if HAS_INNER:
             self._inner = Inner.of(self)
             for device in DEVICES:
@@ -202,7 +206,9 @@ if HAS_INNER:
 
 def create(options: Any, backend_options: Any = None) -> Any:
     """What torch calls for every group of backend `ringcomm`."""
-    arguments = options.store, options.group_rank, options.group_size, options.timeout
+    # The group of all ranks is the one for which torch lists none.
+    of_all = getattr(options, "global_ranks_in_group", None) == []
+    arguments = options.store, options.group_rank, options.group_size, options.timeout, of_all
     if not _beside_others():
         return Group(*arguments) if HAS_INNER else OldGroup(*arguments)
     if not HAS_INNER:

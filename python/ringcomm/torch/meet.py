@@ -1,7 +1,7 @@
 """How ranks that share a store of torch find each other: the unique id goes through the store.
 
-So whatever torch meets by (env://, tcp://, file://, a store of the caller's) serves as it is, and
-whoever can read that store can join: it is what the job trusts.
+So whatever torch meets by (env://, tcp://, file://, a store of the caller's) serves as it is. The id
+is sealed there (`sealing`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from .._native import Result
 from ..buffers import CPU
 from ..communicator import Communicator, get_unique_id
 from ..config import Config
-from ..errors import RingError, RingTimeoutError
+from ..errors import RingError, RingTimeoutError, RingUsageError
 from .advice import advised
+from .sealing import PUBLIC_BYTES, Exchange, key_for_first_meeting, seal, unseal
 
 #: The longest deadline that is asked of the library, in milliseconds: 50 days, longer than jobs
 #: run.
@@ -36,26 +37,65 @@ def milliseconds(limit: Optional[timedelta]) -> int:
     return max(1, min(int(limit.total_seconds() * 1000), LONGEST_MS))
 
 
+def join_first(
+    store: Any, key: str, rank: int, size: int, timeout: Optional[timedelta]
+) -> Communicator:
+    """The first communicator of a group's ranks. Where they share no key yet, they exchange some
+    through the store."""
+    shared = key_for_first_meeting(store)
+    if size == 1 or shared is not None:
+        return join(store, key, rank, size, shared or b"", timeout)
+    if rank > 0:
+        return _init(_ask(store, key, rank, timeout), rank, size, timeout, timeout, CPU)
+    answers = [f"{key}/answer/{other}" for other in range(1, size)]
+    try:
+        return _init(_serve(store, key, answers, timeout), rank, size, timeout, timeout, CPU)
+    finally:
+        # Before this rank says anything to the others: who goes on finds no old answer.
+        for answer in answers:
+            forget(store, answer)
+
+
 def join(
     store: Any,
     key: str,
     rank: int,
     size: int,
+    shared: bytes,
     timeout: Optional[timedelta],
     patience: Optional[timedelta] = None,
     device: int = CPU,
 ) -> Communicator:
-    """The communicator of the ranks that meet under `key`, for tensors of this device; `patience`
-    is its deadline afterwards."""
+    """The communicator of the ranks that meet under `key`, for tensors of this device; `shared` is
+    the key of their group, `patience` the communicator's deadline afterwards."""
     if size == 1:
         unique_id = get_unique_id()
     elif rank == 0:
         unique_id = get_unique_id()
-        store.set(key, unique_id)
+        store.set(key, seal(shared, key, unique_id))
     else:
-        unique_id = _wait_for_id(store, key, rank, timeout)
+        found = unseal(shared, key, _wait_for(store, key, rank, timeout))
+        if found is None:
+            raise _other_secret(rank)
+        unique_id = found
+    try:
+        return _init(unique_id, rank, size, timeout, patience or timeout, device)
+    finally:
+        if rank == 0 and size > 1:
+            # All have read it, or it is of no use. Nobody is to find it under this key later on.
+            forget(store, key)
+
+
+def _init(
+    unique_id: bytes,
+    rank: int,
+    size: int,
+    timeout: Optional[timedelta],
+    patience: Optional[timedelta],
+    device: int,
+) -> Communicator:
     config = Config(
-        timeout_ms=milliseconds(patience or timeout),
+        timeout_ms=milliseconds(patience),
         init_timeout_ms=milliseconds(timeout),
         device=device,
     )
@@ -63,26 +103,86 @@ def join(
         return Communicator.init(size, rank, bytes(unique_id), config)
     except RingError as error:
         raise advised(error.result, error.message, rank) from None
+
+
+def _serve(store: Any, key: str, answers: List[str], timeout: Optional[timedelta]) -> bytes:
+    """Rank 0's part: for every other rank the id, sealed with the key of its exchange."""
+    unique_id, own = get_unique_id(), Exchange()
+    asks = [f"{key}/ask/{other}" for other in range(1, len(answers) + 1)]
+    _wait_for_all(store, asks, timeout)
+    for ask, answer in zip(asks, answers):
+        shared = own.key(bytes(store.get(ask)))
+        if shared is None:
+            raise _other_secret(0)
+        store.set(answer, own.public + seal(shared, answer, unique_id))
+    return unique_id
+
+
+def _ask(store: Any, key: str, rank: int, timeout: Optional[timedelta]) -> bytes:
+    """The part of any other rank. What it has asked is gone before the ranks have met."""
+    own = Exchange()
+    ask, answer = f"{key}/ask/{rank}", f"{key}/answer/{rank}"
+    store.set(ask, own.public)
+    try:
+        told = _wait_for(store, answer, rank, timeout)
     finally:
-        if rank == 0 and size > 1:
-            # All have read it, or it is of no use. Nobody is to find it under this key later on.
-            forget(store, key)
+        forget(store, ask)
+    shared = own.key(told[:PUBLIC_BYTES])
+    found = None if shared is None else unseal(shared, answer, told[PUBLIC_BYTES:])
+    if found is None:
+        raise _other_secret(rank)
+    return found
 
 
-def _wait_for_id(store: Any, key: str, rank: int, timeout: Optional[timedelta]) -> bytes:
+def _other_secret(rank: int) -> RingUsageError:
+    return RingUsageError(
+        f"rank {rank} cannot open what it found in torch's store: give every rank of the job the "
+        "same RINGCOMM_SECRET, or none; where they have the same, somebody else has written there",
+        Result.INVALID_USAGE,
+        rank=rank,
+    )
+
+
+#: What keeps ranks from finding each other's word.
+_HINT = (
+    "is there, makes the same groups in the same order, and has RINGCOMM_SECRET set where the others "
+    "have; or give the group a longer timeout in init_process_group"
+)
+
+
+def _wait_for(store: Any, key: str, rank: int, timeout: Optional[timedelta]) -> bytes:
     try:
         if timeout is not None:
             store.wait([key], timeout)
-        unique_id: bytes = store.get(key)
-        return unique_id
+        return bytes(store.get(key))
     except Exception as error:  # a store of the caller's has errors of its own
         raise RingTimeoutError(
             f"rank {rank} found no word of rank 0 in torch's store "
-            f"({said(error)}): see whether rank 0 is there, and makes the same "
-            "groups in the same order",
+            f"({said(error)}): see whether rank 0 {_HINT}",
             Result.TIMEOUT,
             rank=rank,
             peer=0,
+        ) from error
+
+
+def _wait_for_all(store: Any, asks: List[str], timeout: Optional[timedelta]) -> None:
+    """Until every other rank has asked rank 0."""
+    try:
+        if timeout is not None:
+            store.wait(asks, timeout)
+    except Exception as error:  # a store of the caller's has errors of its own
+        missing = [other for other, ask in enumerate(asks, 1) if not store.check([ask])]
+        if not missing:
+            raise
+        size = len(asks) + 1
+        ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing[:8]))}"
+        ranks += f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        raise RingTimeoutError(
+            f"only {size - len(missing)} of {size} ranks came: rank 0 found no word of {ranks} in "
+            f"torch's store ({said(error)}): see whether each {_HINT}",
+            Result.TIMEOUT,
+            rank=0,
+            peer=missing[0],
         ) from error
 
 

@@ -43,9 +43,10 @@ class Messages:
         self,
         store: Any,
         communicator: Communicator,
+        key: bytes,
         timeout: timedelta,
     ) -> None:
-        self.store, self._communicator = store, communicator
+        self.store, self._communicator, self.key = store, communicator, key
         self.rank, self.size = communicator.rank, communicator.nranks
         self.timeout = timeout
         self.seconds = timeout.total_seconds()

@@ -30,7 +30,7 @@ def lanes(streams):
 
         def one(rank):
             place = f"cuda:{devices[rank]}"
-            return CudaLane(store, "key", rank, len(devices), PATIENCE, place)
+            return CudaLane(store, "key", rank, len(devices), b"shared", PATIENCE, place)
 
         made.extend(on_threads(range(len(devices)), one))
         return made
@@ -66,7 +66,7 @@ def test_lanes_are_where_their_tensors_are(lanes, streams, devices):
 
 
 def test_the_lane_of_the_cpu_stays_off_what_is_current():
-    with driver.current(0), join(None, "key", 0, 1, PATIENCE) as made:
+    with driver.current(0), join(None, "key", 0, 1, b"", PATIENCE) as made:
         assert made.device == -1
 
 
@@ -163,4 +163,4 @@ def test_what_an_abort_cuts_off_has_failed(lane, streams):
 
 def test_a_device_that_is_not_there(devices):
     with pytest.raises(ringcomm.RingArgumentError, match=f"no CUDA device {devices}"):
-        CudaLane(None, "key", 0, 1, PATIENCE, f"cuda:{devices}")
+        CudaLane(None, "key", 0, 1, b"", PATIENCE, f"cuda:{devices}")

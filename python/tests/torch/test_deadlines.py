@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ranks import run
 
 import ringcomm
+from ringcomm.torch.sealing import seal
 
 #: As long as ranks may take to meet and to open their channels beside other work.
 DEADLINE_S = 5
@@ -86,7 +87,8 @@ def leaves_word_and_no_more(rank):
     """As a sender that dies when it has told the receiver where to meet."""
     short_deadline()
     if rank == 1:
-        dist.group.WORLD._post().store.set("1>0", ringcomm.get_unique_id())
+        post = dist.group.WORLD._post()
+        post.store.set("1>0", seal(post.key, "1>0", ringcomm.get_unique_id()))
     elif rank == 0:
         future = dist.irecv(torch.zeros(1), 1).get_future()
         with pytest.raises(ringcomm.RingTimeoutError, match="rank 1 to open the channel"):

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringcomm
 from ringcomm._native import lib
-from ringcomm.torch import core
+from ringcomm.torch import core, meet
 from ringcomm.torch.barrier import MonitoredBarriers
 
 PATIENCE = timedelta(seconds=PATIENCE_S)
@@ -123,7 +124,7 @@ def test_a_dead_rank_is_named_by_a_collective():
 def dies_in_the_making_of_a_group(rank):
     """When all have met, and before they have agreed on the word of their keys."""
     if rank == 0:
-        core.secrets.token_bytes = lambda count: os.kill(os.getpid(), signal.SIGKILL)
+        core.secrets = SimpleNamespace(token_bytes=lambda _: os.kill(os.getpid(), signal.SIGKILL))
     with pytest.raises(ringcomm.RingError, match=f"rank 0.*died.*{RESTART}"):
         dist.new_group()
 
@@ -385,10 +386,10 @@ def disagree(rank):
 
 def late(rank):
     # Only what runs in the group has so little time; making it may take as long as it needs.
-    join = core.join
-    core.join = lambda *where: join(*where, patience=timedelta(seconds=4))
+    init = meet._init
+    meet._init = lambda *meeting: init(*meeting[:4], timedelta(seconds=4), *meeting[5:])
     group = dist.new_group()
-    core.join = join
+    meet._init = init
     dist.barrier()
     if rank == 0:
         with pytest.raises(

@@ -160,10 +160,14 @@ def meeting(rank):
 
 def test_a_meeting_that_fails_leaves_no_word(tmp_path):
     store = dist.FileStore(str(tmp_path / "store"), 1)
-    words = "only 1 of 2 ranks.*or give the group a longer timeout in init_process_group"
+    words = "only 1 of 2 ranks.*word of rank 1.*give the group a longer timeout in init_process_group"
     with pytest.raises(ringcomm.RingTimeoutError, match=words):
         ringcomm.torch.Group(store, 0, 2, timedelta(milliseconds=200))
-    assert not store.check(["ringcomm/cpu/0/0"])
+    assert not store.check(["ringcomm/cpu/0/0/answer/1"])
+    words = "rank 1 found no word of rank 0.*give the group a longer timeout in init_process_group"
+    with pytest.raises(ringcomm.RingTimeoutError, match=words):
+        ringcomm.torch.Group(store, 1, 2, timedelta(milliseconds=200))
+    assert not store.check(["ringcomm/cpu/0/0/ask/1"])
 
 
 def ended(rank):

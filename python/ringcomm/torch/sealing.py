@@ -1,0 +1,170 @@
+"""How a unique id goes through torch's store: sealed, since whoever reads the store could join by it.
+
+The key comes from the job's secret (`RINGCOMM_SECRET`), else from a group of all ranks that has met
+already, else from a Diffie-Hellman exchange through the store. Who only reads the store cannot join
+in any case; who also writes there can take a rank's place in an exchange, but not where the ranks
+share a secret.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+import weakref
+from typing import Any, Optional
+
+from .._native import Result
+from ..errors import RingUsageError
+
+#: Least characters of a secret, and characters from which one is not stretched: as in the library.
+LEAST, STRONG = 16, 32
+STRETCHES = 600_000
+
+#: The 2048-bit group of RFC 3526, whose generator is 2.
+PRIME = int(
+    "FFFFFFFFFFFFFFFFC90FDAA22168C234C4C6628B80DC1CD129024E088A67CC74020BBEA63B139B22514A0879"
+    "8E3404DDEF9519B3CD3A431B302B0A6DF25F14374FE1356D6D51C245E485B576625E7EC6F44C42E9A637ED6B"
+    "0BFF5CB6F406B7EDEE386BFB5A899FA5AE9F24117C4B1FE649286651ECE45B3DC2007CB8A163BF0598DA4836"
+    "1C55D39A69163FA8FD24CF5F83655D23DCA3AD961C62F356208552BB9ED529077096966D670C354E4ABC9804"
+    "F1746C08CA18217C32905E462E36CE3BE39E772C180E86039B2783A2EC07A28FB5C55DF06F4C52C9DE2BCBF6"
+    "955817183995497CEA956AE515D2261898FA051015728E5A8AACAA68FFFFFFFFFFFFFFFF",
+    16,
+)
+PUBLIC_BYTES = 256
+
+_NONCE, _TAG = 16, 32
+
+
+def _mac(key: bytes, *parts: bytes) -> bytes:
+    """The authenticator of parts, each preceded by its length."""
+    text = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    return hmac.new(key, text, hashlib.sha256).digest()
+
+
+def _masked(key: bytes, nonce: bytes, text: bytes) -> bytes:
+    blocks = (len(text) + 31) // 32
+    stream = b"".join(_mac(key, b"mask", nonce, bytes([block])) for block in range(blocks))
+    return bytes(one ^ other for one, other in zip(text, stream))
+
+
+def seal(key: bytes, place: str, text: bytes) -> bytes:
+    """This text for the holders of the key, to be opened at this place of the store only."""
+    nonce = secrets.token_bytes(_NONCE)
+    hidden = _masked(key, nonce, text)
+    return nonce + hidden + _mac(key, b"tag", place.encode(), nonce, hidden)
+
+
+def unseal(key: bytes, place: str, sealed: bytes) -> Optional[bytes]:
+    """The text; None: it was sealed with another key, at another place, or has been changed."""
+    nonce, hidden, tag = sealed[:_NONCE], sealed[_NONCE:-_TAG], sealed[-_TAG:]
+    if not hmac.compare_digest(tag, _mac(key, b"tag", place.encode(), nonce, hidden)):
+        return None
+    return _masked(key, nonce, hidden)
+
+
+class Exchange:
+    """One rank's part in a Diffie-Hellman exchange."""
+
+    def __init__(self) -> None:
+        self._private = int.from_bytes(secrets.token_bytes(32), "little")
+        self.public = pow(2, self._private, PRIME).to_bytes(PUBLIC_BYTES, "big")
+
+    def key(self, theirs: bytes) -> Optional[bytes]:
+        """The key that this rank shares with the rank of this public value; None: it is none."""
+        public = int.from_bytes(theirs, "big")
+        if len(theirs) != PUBLIC_BYTES or not 1 < public < PRIME - 1:
+            return None
+        shared = pow(public, self._private, PRIME).to_bytes(PUBLIC_BYTES, "big")
+        return _mac(shared, b"ringcomm torch exchange", *sorted((self.public, theirs)))
+
+
+def _refused(why: str) -> RingUsageError:
+    return RingUsageError(why, Result.INVALID_USAGE)
+
+
+def _read(path: str) -> str:
+    """A secret's file, if nobody else could have read or written it."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise _refused(f"RINGCOMM_SECRET_FILE={path} is refused: it is no regular file")
+            if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+                raise _refused(
+                    f"RINGCOMM_SECRET_FILE={path} is refused: others may know it; it has to be "
+                    "yours and of mode 0600, with a new secret in it"
+                )
+            return file.read(4096)
+    except (OSError, UnicodeDecodeError) as error:
+        raise _refused(f"RINGCOMM_SECRET_FILE={path} is refused: {error}") from error
+
+
+def of_environment() -> Optional[bytes]:
+    """The key of the job's secret, if it has one."""
+    text, path = os.environ.get("RINGCOMM_SECRET"), os.environ.get("RINGCOMM_SECRET_FILE")
+    if text is None:
+        text = None if path is None else _read(path)
+    if text is None:
+        return None
+    secret = text.strip()
+    if len(secret) < LEAST:
+        raise _refused(
+            f"the secret of the job has {len(secret)} characters; give at least {LEAST}: "
+            "`openssl rand -hex 32` makes a good one"
+        )
+    if _environment.text != secret:
+        _environment.text, _environment.key = secret, _derived(secret)
+    return _environment.key
+
+
+def _derived(secret: str) -> bytes:
+    label = b"ringcomm torch store"
+    if len(secret) < STRONG:
+        return hashlib.pbkdf2_hmac("sha256", secret.encode(), label, STRETCHES)
+    return _mac(secret.encode(), label)
+
+
+class _Environment:
+    """What was derived last: stretching takes a moment."""
+
+    text: Optional[str] = None
+    key: Optional[bytes] = None
+
+
+_environment = _Environment()
+
+
+class GroupKey:
+    """The key that the ranks of a group share once they have met."""
+
+    def __init__(self, store: Any, key: bytes) -> None:
+        #: Kept, so that no other store has its identity meanwhile.
+        self.origin = _base(store)
+        self.key = key
+
+    def forget(self) -> None:
+        """The group has ended: its ranks may meet anew in the same store."""
+        if _worlds.get(id(self.origin)) is self:
+            del _worlds[id(self.origin)]
+
+
+def _base(store: Any) -> Any:
+    return getattr(store, "_underlying_non_prefix_store", store)
+
+
+#: The keys of groups of all ranks, by the identity of their store. Groups keep them.
+_worlds: "weakref.WeakValueDictionary[int, GroupKey]" = weakref.WeakValueDictionary()
+
+
+def key_for_first_meeting(store: Any) -> Optional[bytes]:
+    """What all ranks of a new group share before they meet; None: nothing."""
+    world = _worlds.get(id(_base(store)))
+    return of_environment() or (None if world is None else world.key)
+
+
+def keep_for_new_groups(key: GroupKey) -> None:
+    """All ranks that use this store have met: further groups are sealed with their key."""
+    _worlds[id(key.origin)] = key
