@@ -3,11 +3,13 @@
 use crate::sync::Mutex;
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use ring::agreement::{EphemeralPrivateKey, UnparsedPublicKey, X25519, agree_ephemeral};
+use ring::pbkdf2::{self, PBKDF2_HMAC_SHA256};
 use ring::rand::SystemRandom;
 use ring::{digest, hmac};
 use snow::params::{CipherChoice, DHChoice, HashChoice};
 use snow::resolvers::{BoxedCryptoResolver, CryptoResolver, RingResolver};
 use snow::types::{Cipher, Dh, Hash, Random};
+use std::num::NonZeroU32;
 
 /// Bytes of the tag that follows what is sealed.
 pub const TAG_BYTES: usize = 16;
@@ -66,6 +68,16 @@ pub fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
 pub fn hmac_is(key: &[u8], parts: &[&[u8]], tag: &[u8]) -> bool {
     let (key, bytes) = keyed(key, parts);
     hmac::verify(&key, &bytes, tag).is_ok()
+}
+
+/// Rounds of PBKDF2 for a secret that could be guessed: a tenth of a second.
+const STRETCHES: NonZeroU32 = NonZeroU32::new(600_000).unwrap();
+
+/// A key from a secret that could be guessed, with so much work that each guess takes long.
+pub fn stretched(secret: &[u8]) -> [u8; 32] {
+    let mut key = [0; 32];
+    pbkdf2::derive(PBKDF2_HMAC_SHA256, STRETCHES, b"ringcomm secret", secret, &mut key);
+    key
 }
 
 /// What a Noise handshake is made of: snow has `ring`'s cipher and hash, but not its X25519.

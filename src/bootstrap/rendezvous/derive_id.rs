@@ -98,7 +98,7 @@ pub fn join(
     if found.nranks == 1 {
         return Ok(ticket(UniqueId::generate()?, None));
     }
-    let secret = found.secret.text()?;
+    let secret = found.secret.key()?;
     let target = match place {
         RendezvousPlace::File(path) => {
             let meeting = FileRendezvous::new(&job, found.nranks, turn);
@@ -122,9 +122,12 @@ pub fn join(
             address(host, port, meeting, deadline)?
         }
     };
-    let secret = secret.map_or_else(secret::of_this_machine, Ok)?;
+    let secret = match secret {
+        Some(key) => key,
+        None => secret::of_this_machine()?.into_bytes(),
+    };
     let label = secret::label(&[&job, &target.place, &turn.to_string()]);
-    let id = UniqueId::from_secret(secret.as_bytes(), &label, &target.addresses);
+    let id = UniqueId::from_secret(&secret, &label, &target.addresses);
     Ok(ticket(id, None))
 }
 

@@ -5,7 +5,9 @@
 //! it could compute; it keeps accidents out, no enemies. There, the kernel says who somebody is.
 
 use crate::bootstrap::process;
+use crate::crypto;
 use crate::error::{Error, Result};
+use crate::fork::ForkSafeMutex;
 use std::fmt;
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -14,6 +16,8 @@ use std::path::{Path, PathBuf};
 /// Least characters of a secret: 64 bits where they are hexadecimal digits from a generator, and
 /// more than a word that people remember.
 pub(super) const LEAST: usize = 16;
+/// From so many characters on nobody guesses a secret: 128 bits of hexadecimal digits.
+const STRONG: usize = 32;
 /// Most bytes of a secret's file.
 const MOST: u64 = 4096;
 
@@ -63,8 +67,27 @@ impl SecretSource {
         }
     }
 
+    /// The key of the text; `None` where nobody gave one. Guesses at a short text are made slow.
+    pub(super) fn key(&self) -> Result<Option<Vec<u8>>> {
+        let Some(text) = self.text()? else { return Ok(None) };
+        if text.chars().count() >= STRONG {
+            return Ok(Some(text.into_bytes()));
+        }
+        // Stretching takes a moment, and the next communicator asks for the same.
+        static LAST: ForkSafeMutex<Option<(String, [u8; 32])>> = ForkSafeMutex::new(None);
+        let mut last = LAST.lock();
+        match &*last {
+            Some((known, key)) if *known == text => Ok(Some(key.to_vec())),
+            _ => {
+                let key = crypto::stretched(text.as_bytes());
+                *last = Some((text, key));
+                Ok(Some(key.to_vec()))
+            }
+        }
+    }
+
     /// The text, checked; `None` where nobody gave one.
-    pub(super) fn text(&self) -> Result<Option<String>> {
+    fn text(&self) -> Result<Option<String>> {
         let (text, from) = match self {
             SecretSource::None => return Ok(None),
             SecretSource::Text(text) => (text.clone(), "RINGCOMM_SECRET".to_string()),
@@ -159,6 +182,17 @@ mod tests {
         assert!(error.contains("No such file") && error.contains("ringcomm-secret"), "{error}");
         let error = SecretSource::File(std::env::temp_dir()).text().unwrap_err().to_string();
         assert!(error.contains("no regular file"), "{error}");
+    }
+
+    #[test]
+    fn a_secret_that_could_be_guessed_is_stretched() {
+        let key = |text: &str| SecretSource::Text(text.into()).key().unwrap().unwrap();
+        let long = "0123456789abcdef0123456789abcdef";
+        assert_eq!(key(long), long.as_bytes());
+        let stretched = key(&long[..31]);
+        assert_eq!(stretched, crypto::stretched(&long.as_bytes()[..31]));
+        assert_eq!(key(&long[..31]), stretched);
+        assert_ne!(key(&long[..16]), stretched);
     }
 
     #[test]
