@@ -4,6 +4,7 @@
 //! change results or memory must be the same on all ranks; the rendezvous checks that.
 
 use crate::error::{Error, Result};
+use crate::os::environment;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -405,7 +406,7 @@ fn small(text: &str) -> std::result::Result<u32, String> {
 impl Config {
     /// The defaults, changed by the environment.
     pub fn from_environment() -> Result<Config> {
-        Config::from_variables(|name| std::env::var(name).ok())
+        Config::from_variables(environment::variable)
     }
 
     /// The defaults, changed by what `lookup` knows of [`Config::variables`].

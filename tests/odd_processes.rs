@@ -15,11 +15,13 @@ use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
 use std::ffi::c_void;
 use std::mem::offset_of;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use support::processes::{Ranks, say};
+use support::skips::skip;
 use support::{Case, Prepared, Random, by_kernel, config, small_slots};
 
 const SUM: RawRedOp = RawRedOp(ringRedOp_t::ringSum as i32);
@@ -346,4 +348,36 @@ fn a_thread_that_is_cancelled_in_a_call_ends_after_it() {
         String::new()
     });
     ranks.end(0, soon()).result.unwrap();
+}
+
+/// A program with more rights than whoever starts it is not steered by that user's variables.
+#[test]
+fn variables_of_a_caller_with_fewer_rights_do_not_count() {
+    const INSIDE: &str = "RINGCOMM_TEST_INSIDE";
+    const TEST: &str = "variables_of_a_caller_with_fewer_rights_do_not_count";
+    if std::env::var_os(INSIDE).is_some() {
+        let found = Config::from_environment().map(|config| config.timeout_ms);
+        println!("{INSIDE}: {}", found.map_or("refused".into(), |found| found.to_string()));
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        let why = "only root makes a program that others run with its rights";
+        return skip(variables_of_a_caller_with_fewer_rights_do_not_count, why);
+    }
+    let folder = std::env::temp_dir().join(format!("ringcomm-rights-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let program = folder.join("program");
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let finds = |mode| {
+        std::fs::set_permissions(&program, PermissionsExt::from_mode(mode)).unwrap();
+        let mut command = std::process::Command::new(&program);
+        command.args([TEST, "--exact", "--nocapture"]).env(INSIDE, "1");
+        command.env("RINGCOMM_TIMEOUT_MS", "7000").uid(65534).gid(65534).current_dir("/");
+        let printed = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        let (_, found) = printed.split_once(&format!("{INSIDE}: ")).expect(&printed);
+        found.lines().next().unwrap().to_string()
+    };
+    assert_eq!(finds(0o755), "7000");
+    assert_eq!(finds(0o4755), Config::default().timeout_ms.to_string());
+    std::fs::remove_dir_all(folder).unwrap();
 }

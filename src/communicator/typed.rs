@@ -8,6 +8,7 @@ use super::{Call, Communicator, Message};
 use crate::bootstrap::rendezvous::detect;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::os::environment;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 use std::marker::PhantomData;
@@ -121,8 +122,7 @@ impl Communicator {
         rank: Option<usize>,
         config: &Config,
     ) -> Result<Communicator> {
-        let lookup = |name: &str| std::env::var(name).ok();
-        let found = detect(lookup, url, rank, nranks)?;
+        let found = detect(environment::variable, url, rank, nranks)?;
         Communicator::init_found(&found, config)
     }
 

@@ -8,6 +8,7 @@ use super::calls::dispatch;
 use crate::error::{Error, Result};
 use crate::ffi::object::{self, Comm};
 use crate::ffi::types::{ringComm_t, ringResult_t};
+use crate::os::environment::variable;
 use crate::os::thread_signals::{NoCancel, say};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
@@ -148,7 +149,7 @@ fn for_c(text: &str) -> CString {
 /// `RINGCOMM_DEBUG`, where no communicator's configuration says it. Read at every failure, which
 /// is rare, so that it needs no state.
 fn debug_of_environment() -> u32 {
-    std::env::var("RINGCOMM_DEBUG").ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+    variable("RINGCOMM_DEBUG").and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
 /// The communicator's last text, or the thread's where the handle names none (any more). Valid

@@ -1,7 +1,8 @@
 //! What the operating system gives that more than one room needs: sockets, sleeping on descriptors,
-//! signals of threads.
+//! signals of threads, variables.
 
 pub(crate) mod descriptors;
+pub(crate) mod environment;
 pub(crate) mod poll;
 pub(crate) mod sockets;
 pub mod tcp_liveness;

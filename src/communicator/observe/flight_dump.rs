@@ -10,6 +10,7 @@ use crate::cycle_counter;
 use crate::error::Operation;
 use crate::executor::control_block::{ControlBlock, Life, RECORDS, Record};
 use crate::executor::links::Pages;
+use crate::os::environment;
 use crate::sync::atomic::Ordering::Relaxed;
 use std::fmt::Write;
 
@@ -104,7 +105,7 @@ impl FlightRecord {
 
 /// The rank that a launcher gave this process.
 pub fn launcher_rank() -> Option<usize> {
-    rendezvous::launched(|name| std::env::var(name).ok()).ok().map(|found| found.rank)
+    rendezvous::launched(environment::variable).ok().map(|found| found.rank)
 }
 
 /// The name of an operation that has just begun, and all about it, as JSON.

@@ -8,6 +8,7 @@
 use super::flight_dump::{self, FlightDump, quote};
 use crate::error::{Error, Result};
 use crate::fork::ForkSafeMutex;
+use crate::os::environment;
 use crate::os::poll::{EventFd, entry, poll};
 use crate::os::sockets::{self, BACKLOG, PeerCredentials};
 use crate::os::thread_signals;
@@ -55,7 +56,7 @@ pub struct StatusEntry {
 
 /// Let onlookers see a communicator, where the environment asks for it.
 pub fn register(flight: FlightDump) -> Result<Option<StatusEntry>> {
-    let Some(folder) = std::env::var_os(FOLDER).filter(|folder| !folder.is_empty()) else {
+    let Some(folder) = environment::variable_os(FOLDER).filter(|folder| !folder.is_empty()) else {
         return Ok(None);
     };
     let mut gallery = GALLERY.lock();

@@ -12,6 +12,7 @@ use crate::executor::control_block::Record;
 use crate::executor::links::Reach;
 use crate::fork;
 use crate::os::descriptors::above_stdio;
+use crate::os::environment;
 use crate::os::thread_signals::without_size_signal;
 use crate::sync::Mutex;
 use std::fs::{File, TryLockError};
@@ -49,7 +50,7 @@ pub struct TimelineWriter {
 /// which is the launcher's where there is one: a process may begin with a communicator of threads,
 /// or of some of the ranks.
 fn path(flight: &FlightDump, reach: &[Reach]) -> Option<String> {
-    let variable = |name| std::env::var(name).ok().filter(|path| !path.is_empty());
+    let variable = |name| environment::variable(name).filter(|path: &String| !path.is_empty());
     // Horovod's word for a timeline that the program itself starts.
     let of_horovod = || variable("HOROVOD_TIMELINE").filter(|path| path != "DYNAMIC");
     let path = variable("RINGCOMM_TIMELINE").or_else(of_horovod)?;

@@ -13,6 +13,7 @@ use super::driver::{Function, Module, NO_BINARY_FOR_GPU, RawStream, TOO_NEW};
 use super::launch_order::between_launches;
 use crate::error::{Error, Result};
 use crate::fork::ForkSafeMutex;
+use crate::os::environment::variable;
 use crate::types::DataType;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
@@ -101,7 +102,7 @@ static LOADED: ForkSafeMutex<BTreeMap<u64, Arc<Kernels>>> = ForkSafeMutex::new(B
 
 /// A file with kernels to use instead of those that the library was built with.
 fn replacement() -> Result<Option<Vec<u8>>> {
-    let Ok(path) = std::env::var("RINGCOMM_FATBIN") else { return Ok(None) };
+    let Some(path) = variable("RINGCOMM_FATBIN") else { return Ok(None) };
     let read = |error: std::io::Error| {
         Error::argument(format!("RINGCOMM_FATBIN={path:?} cannot be read: {error}"))
     };

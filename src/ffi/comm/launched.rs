@@ -9,6 +9,7 @@ use crate::ffi::boundary::run;
 use crate::ffi::calls::dispatch::refuse;
 use crate::ffi::convert;
 use crate::ffi::types::*;
+use crate::os::environment::variable;
 use std::ffi::{c_char, c_int};
 
 /// Join the ranks that meet at `url`, without handing an id around; returns when all have come.
@@ -68,10 +69,6 @@ fn init_url(
     grouped_creation::create(out, config.debug, None, move || {
         Communicator::init_found(&found, &config).map(Some)
     })
-}
-
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok()
 }
 
 /// A number that is -1 where the environment says it.
