@@ -49,6 +49,11 @@ impl PeerCredentials {
         self.uid == 0 || self.is_same_user()
     }
 
+    /// The user, where it is none of ours.
+    pub fn stranger(&self) -> Option<u32> {
+        (!self.is_ours()).then_some(self.uid)
+    }
+
     pub fn is_same_user(&self) -> bool {
         self.uid == geteuid().as_raw()
     }

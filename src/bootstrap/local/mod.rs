@@ -25,6 +25,7 @@ mod broadcast;
 mod client;
 mod framing;
 mod handshake;
+mod private_name;
 mod root;
 mod socket;
 
@@ -33,6 +34,7 @@ use super::process::random;
 use super::unique_id::UniqueId;
 use crate::error::{Error, Result};
 use client::{JoinOutcome, join};
+use private_name::private_name;
 use root::LocalRoot;
 use socket::Connected;
 use std::os::fd::OwnedFd;
@@ -202,15 +204,22 @@ pub fn exchange_unless(
     if nranks == 1 {
         return Ok(vec![own(mine)]);
     }
-    let name = rendezvous_name(id);
+    let mut name = rendezvous_name(id);
+    let mut is_private = false;
     loop {
         match socket::connect(&name)? {
-            Connected::Yes(socket) => match join(&meeting, socket, &mine)? {
-                JoinOutcome::Received(mut members) => {
-                    members[rank].fds = mine.fds;
-                    return Ok(members);
+            Connected::Yes(socket) => match (socket.stranger(), is_private) {
+                (Some(holder), false) => {
+                    (name, is_private) = (private_name(&name, holder)?, true);
+                    continue;
                 }
-                JoinOutcome::Retry => {}
+                _ => match join(&meeting, socket, &mine)? {
+                    JoinOutcome::Received(mut members) => {
+                        members[rank].fds = mine.fds;
+                        return Ok(members);
+                    }
+                    JoinOutcome::Retry => {}
+                },
             },
             Connected::Nobody => {
                 if let Some(listener) = socket::listen(&name)? {

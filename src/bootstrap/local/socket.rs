@@ -84,13 +84,21 @@ impl From<OwnedFd> for UnixSocket {
 impl UnixSocket {
     /// A connection whose other end is of this user; none where this one may not act as it.
     pub fn of_user(user: u32) -> Option<UnixSocket> {
+        let pair = std::os::unix::net::UnixStream::pair;
+        UnixSocket::made_by(user, move || UnixSocket(OwnedFd::from(pair().expect("a pair").0)))
+    }
+
+    /// What this user makes; none where this one may not act as it.
+    pub fn made_by(
+        user: u32,
+        make: impl FnOnce() -> UnixSocket + Send + 'static,
+    ) -> Option<UnixSocket> {
         let act = move || {
             use rustix::thread::{Uid, set_thread_res_uid};
             let unchanged = Uid::from_raw_unchecked(u32::MAX);
             // This thread only, unlike the C library's function of this name.
             let changed = set_thread_res_uid(unchanged, Uid::from_raw(user), unchanged).is_ok();
-            let pair = std::os::unix::net::UnixStream::pair;
-            changed.then(|| UnixSocket(OwnedFd::from(pair().expect("a pair").0)))
+            changed.then(make)
         };
         std::thread::spawn(act).join().expect("no panic")
     }
@@ -112,6 +120,11 @@ impl UnixSocket {
 
     pub fn peer(&self) -> io::Result<PeerCredentials> {
         PeerCredentials::of(&self.0)
+    }
+
+    /// The user at the other end, where it is none of ours.
+    pub(super) fn stranger(&self) -> Option<u32> {
+        self.peer().ok()?.stranger()
     }
 
     /// Send what fits now of `bytes`, with `fds` attached to the first of them.
