@@ -12,6 +12,7 @@ use crate::config::Config;
 use crate::cycle_counter;
 use crate::device::host::{Job, Reduction, copy};
 use crate::error::{Error, Result};
+use crate::executor::links::Reach;
 use crate::fork::Once;
 use crate::plan::Collective;
 use crate::transport::cma;
@@ -190,15 +191,26 @@ fn meet(communicator: &Communicator, copies: bool, cancel: CancelCheck) -> Resul
     Ok(all != 0)
 }
 
-/// Measure what takes two ranks of a host: rank 0 with another one. What the other ranks get is not
-/// looked at: rank 0 gives them its own.
+/// Measure what takes two ranks of a host: rank 0 with another one, once a process. What the other
+/// ranks get is not looked at: rank 0 gives them its own.
 fn measure_host(communicator: &Communicator, costs: &mut Costs, cancel: CancelCheck) -> Result<()> {
     let companion = communicator.plan_context().topology.ranks(0).get(1).copied();
     let Some(companion) = companion else { return Ok(()) };
+    // By whether the companion is a process of its own.
+    static KNOWN: [Once<(Crossing, Crossing)>; 2] = [const { Once::new() }; 2];
+    let is_apart = communicator.engine.take().links.reach(companion) != Reach::Process;
+    let known = &KNOWN[usize::from(is_apart)];
+    // Rank 0 says when each ends, whatever the other one's process has measured.
+    let is_known = communicator.rank == 0 && known.get().is_some();
     let time = |messages, round_trips| {
+        let round_trips = if is_known { 1 } else { round_trips };
         crossing(communicator, companion, Volley { bytes: 8, messages }, round_trips, cancel)
     };
-    let (one, two) = (time(1, ROUND_TRIPS)?, time(2, PAIR_ROUND_TRIPS)?);
+    let measured = (time(1, ROUND_TRIPS)?, time(2, PAIR_ROUND_TRIPS)?);
+    let (one, two) = match communicator.rank {
+        0 => *known.get_or_make(|| measured),
+        _ => measured,
+    };
     take_host(costs, communicator.nranks, one, two);
     measure_copies(communicator, companion, costs, one, cancel)
 }
