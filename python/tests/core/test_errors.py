@@ -408,7 +408,9 @@ def test_on_threads_tells_errors(ranks):
 
 
 CTRL_C = """
-import time, numpy as np, ringcomm
+import signal, time, numpy as np, ringcomm
+# A shell may start what runs behind it with this signal ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 comms = ringcomm.Communicator.all(2, config=ringcomm.Config(timeout_ms=60000))
 started, ones = time.monotonic(), np.ones(4)
 try:
