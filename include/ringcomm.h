@@ -564,9 +564,10 @@ ringResult_t ringCommCuDevice(ringComm_t comm, int *device);
  * carries a secret: whoever has it can join. One id serves one communicator. On a machine with a
  * network the ranks may be on any host: a thread of the calling process introduces them to each
  * other, so the process has to live until all have joined; the thread and its sockets stay that
- * long, at most the deadline from when the first one came; where none ever comes, as long as the
- * process. `RINGCOMM_SOCKET_IFNAME`, `RINGCOMM_SOCKET_FAMILY` and `RINGCOMM_PORT_RANGE` say where
- * it listens, and it does nowhere else.
+ * long, at most the deadline from when the first one came. Ids that nobody has used share one
+ * thread, and hold sockets until `ringFreeUniqueId`. `RINGCOMM_SOCKET_IFNAME`,
+ * `RINGCOMM_SOCKET_FAMILY` and `RINGCOMM_PORT_RANGE` say where it listens, and it does nowhere
+ * else.
  *
  * Errors: `ringInvalidArgument` for NULL; `ringSystemError` where no socket or no randomness is
  * to be had.
@@ -575,6 +576,15 @@ ringResult_t ringCommCuDevice(ringComm_t comm, int *device);
  * `uniqueId` has room for a `ringUniqueId`.
  */
 ringResult_t ringGetUniqueId(struct ringUniqueId *uniqueId);
+
+/**
+ * Give up what this process holds for an id that `ringGetUniqueId` gave and nobody will use: its
+ * sockets. Ranks that try it from then on are refused. Nothing happens for an id that has been
+ * used, that is free already, or that another process gave.
+ *
+ * Errors: `ringInvalidArgument` for an id that is none.
+ */
+ringResult_t ringFreeUniqueId(struct ringUniqueId uniqueId);
 
 /**
  * Join `nranks` ranks as rank `rank`; returns when all have come. As `ringCommInitRankConfig`

@@ -6,7 +6,7 @@
 #[path = "support/files.rs"]
 mod files;
 
-use ringcomm::bootstrap::allgather::{Root, meet};
+use ringcomm::bootstrap::allgather::{meet, root_threads};
 use ringcomm::bootstrap::tcp::{AuthListener, NetworkConfig};
 use ringcomm::bootstrap::{Contribution, UniqueId, exchange, process_token, rendezvous_name};
 use ringcomm::communicator::Communicator;
@@ -273,7 +273,7 @@ fn a_rank_without_room_for_a_split_is_known_to_all_at_once() {
 #[test]
 fn a_rank_without_room_for_a_split_between_hosts_is_known_to_all_at_once() {
     let test = "a_rank_without_room_for_a_split_between_hosts_is_known_to_all_at_once";
-    let id = Root::start(&on_host("b")).unwrap();
+    let id = root_threads::start(&on_host("b")).unwrap();
     both_learn_at_once(test, &id, ["a", "b"], true, 6);
 }
 
@@ -287,6 +287,6 @@ fn a_rank_without_room_for_its_first_communicator_is_known_to_all_at_once() {
 #[test]
 fn a_rank_without_room_for_other_hosts_is_known_to_all_at_once() {
     let test = "a_rank_without_room_for_other_hosts_is_known_to_all_at_once";
-    let id = Root::start(&on_host("b")).unwrap();
+    let id = root_threads::start(&on_host("b")).unwrap();
     both_learn_at_once(test, &id, ["a", "b"], false, 8);
 }

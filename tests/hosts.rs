@@ -204,9 +204,9 @@ fn communicators_of_several_hosts_work_side_by_side() {
 
 #[test]
 fn settings_that_differ_between_hosts_are_named() {
-    use ringcomm::bootstrap::allgather::Root;
+    use ringcomm::bootstrap::allgather::root_threads;
     let config = Config { interfaces: Some("lo".into()), ..config() };
-    let id = Root::start(&config).expect("an id");
+    let id = root_threads::start(&config).expect("an id");
     let texts: Vec<String> = std::thread::scope(|scope| {
         let join = |rank: usize| {
             let (id, mut config) = (&id, config.clone());

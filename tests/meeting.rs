@@ -2,7 +2,7 @@
 
 use parking_lot::Mutex;
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::bootstrap::allgather::{Root, meet};
+use ringcomm::bootstrap::allgather::{meet, root_threads};
 use ringcomm::bootstrap::tcp::{AuthListener, NetworkConfig};
 use ringcomm::config::{AddressFamily, Config};
 use ringcomm::error::{Error, Result};
@@ -49,7 +49,7 @@ fn assert_all_met(outcomes: Vec<Met>) {
 #[test]
 fn any_number_of_ranks_meet_at_a_thread() {
     for nranks in (2..=16).chain([40]) {
-        let id = Root::start(&Config::default()).unwrap();
+        let id = root_threads::start(&Config::default()).unwrap();
         assert_all_met(everybody(nranks, |rank| join(&id, rank, nranks, LONG)));
     }
 }
@@ -209,7 +209,7 @@ fn a_rank_with_an_address_and_the_port_of_the_roots_is_not_the_root() {
 
 #[test]
 fn ranks_that_come_in_any_order_meet() {
-    let id = Root::start(&Config::default()).unwrap();
+    let id = root_threads::start(&Config::default()).unwrap();
     let met = everybody(12, |rank| {
         thread::sleep(Duration::from_millis((rank * 37 % 12) as u64 * 10));
         join(&id, rank, 12, LONG)
@@ -220,7 +220,7 @@ fn ranks_that_come_in_any_order_meet() {
 #[test]
 fn missing_ranks_are_listed_on_every_rank_that_came() {
     for nranks in [4, 25] {
-        let id = Root::start(&Config::default()).unwrap();
+        let id = root_threads::start(&Config::default()).unwrap();
         let missing = [1, nranks - 1];
         let met = everybody(nranks, |rank| {
             if missing.contains(&rank) {
@@ -242,7 +242,7 @@ fn missing_ranks_are_listed_on_every_rank_that_came() {
 
 #[test]
 fn a_late_rank_is_told_why_it_failed() {
-    let id = Root::start(&Config::default()).unwrap();
+    let id = root_threads::start(&Config::default()).unwrap();
     let first = join(&id, 0, 2, Duration::from_secs(2)).unwrap_err();
     assert!(matches!(first, Error::Missing { .. }), "{first}");
     let late = join(&id, 1, 2, LONG).unwrap_err();
@@ -251,7 +251,7 @@ fn a_late_rank_is_told_why_it_failed() {
 
 #[test]
 fn two_ranks_of_one_number_are_told_on_every_rank() {
-    let id = Root::start(&Config::default()).unwrap();
+    let id = root_threads::start(&Config::default()).unwrap();
     let met = everybody(3, |thread| join(&id, [0, 1, 1][thread], 4, LONG));
     for outcome in met {
         let error = outcome.unwrap_err().to_string();
@@ -261,7 +261,7 @@ fn two_ranks_of_one_number_are_told_on_every_rank() {
 
 #[test]
 fn ranks_that_disagree_on_their_number_are_told() {
-    let id = Root::start(&Config::default()).unwrap();
+    let id = root_threads::start(&Config::default()).unwrap();
     let met = everybody(2, |rank| join(&id, rank, [3, 4][rank], LONG));
     for outcome in met {
         let error = outcome.unwrap_err().to_string();

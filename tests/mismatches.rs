@@ -3,7 +3,7 @@
 
 mod support;
 
-use ringcomm::bootstrap::allgather::Root;
+use ringcomm::bootstrap::allgather::root_threads;
 use ringcomm::communicator::{Call, Communicator, VectorCounts};
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
@@ -113,7 +113,7 @@ fn ranks_of_several_hosts_that_disagree_on_long_vectors_all_fail_too() {
 /// long that took.
 fn force_apart(hosts: &[usize], config: &Config) -> Timed {
     let config = Config { interfaces: Some("lo".into()), ..config.clone() };
-    let id = Root::start(&config).unwrap();
+    let id = root_threads::start(&config).unwrap();
     let (pace, agreed) = (Pace::start(), Barrier::new(hosts.len()));
     std::thread::scope(|scope| {
         let join = |(rank, host): (usize, &usize)| {

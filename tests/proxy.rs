@@ -10,7 +10,7 @@
 
 mod support;
 
-use ringcomm::bootstrap::allgather::Root;
+use ringcomm::bootstrap::allgather::root_threads;
 use ringcomm::communicator::{Call, Communicator, Message};
 use ringcomm::config::{Config, Protection};
 use ringcomm::plan::Collective;
@@ -190,7 +190,7 @@ fn take_part(comm: &Communicator, prepared: &[Prepared]) -> End {
 /// errors of the ranks that failed, which name another rank each, or who was missing when they were
 /// to meet.
 fn run_once(nranks: usize, seed: u64, config: &Config, is_long: bool) -> (usize, Vec<String>) {
-    let id = Root::start(config).expect("an id");
+    let id = root_threads::start(config).expect("an id");
     let hosts: Vec<usize> = (0..nranks).collect();
     let cases = if is_long { mixed_long(&hosts, seed) } else { mixed(&hosts, seed) };
     let cases: Vec<Prepared> = cases.into_iter().map(Prepared::new).collect();

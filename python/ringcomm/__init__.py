@@ -39,7 +39,7 @@ or `from-horovod.md`; `api.md` lists every name, and `errors.md` what goes wrong
 """
 
 from ._native import Collective, DataType, Protection, ReduceOp, Result, version
-from .communicator import Communicator, get_unique_id
+from .communicator import Communicator, free_unique_id, get_unique_id
 from .config import Config, Explanation
 from .errors import (
     RingAbortedError,
@@ -66,5 +66,5 @@ __all__ = [
     "Memory", "PreMulSum", "Protection", "ReduceOp", "Registration", "Result",
     "RingAbortedError", "RingArgumentError", "RingError", "RingRemoteError", "RingSystemError",
     "RingTimeoutError", "RingUsageError", "SpawnError", "Stream",
-    "get_unique_id", "group", "group_end", "group_start", "init", "launcher", "spawn", "version",
+    "free_unique_id", "get_unique_id", "group", "group_end", "group_start", "init", "launcher", "spawn", "version",
 ]  # fmt: skip

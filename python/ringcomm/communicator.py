@@ -350,3 +350,8 @@ def get_unique_id() -> bytes:
     native = _native.UniqueId()
     check(lib.ringGetUniqueId(ctypes.byref(native)))
     return bytes(native.internal)
+
+
+def free_unique_id(unique_id: bytes) -> None:
+    """Give up the sockets of an id that `get_unique_id` gave here and no rank will use."""
+    check(lib.ringFreeUniqueId(_native.unique_id_of(unique_id)))

@@ -7,7 +7,7 @@
 
 use super::HARD_DEADLINE_S;
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::bootstrap::allgather::Root;
+use ringcomm::bootstrap::allgather::root_threads;
 use ringcomm::communicator::Communicator;
 use ringcomm::config::{Config, Protection};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -157,7 +157,7 @@ impl Ranks {
         if is_child() {
             serve(&site, body);
         }
-        let id = Root::start(&Config { interfaces: Some("lo".into()), ..config.clone() });
+        let id = root_threads::start(&Config { interfaces: Some("lo".into()), ..config.clone() });
         let id = id.expect("an id");
         let place = |host: &usize| Place { host: format!("host {host}"), namespace: None };
         let places: Vec<Place> = hosts.iter().map(place).collect();

@@ -3,7 +3,7 @@
 use super::HARD_DEADLINE_S;
 use super::pace::{Pace, Timed};
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::bootstrap::allgather::Root;
+use ringcomm::bootstrap::allgather::root_threads;
 use ringcomm::communicator::Communicator;
 use ringcomm::config::{Config, DeviceChoice};
 use std::any::Any;
@@ -59,7 +59,7 @@ pub fn joined_hosts(hosts: &[usize], config: &Config) -> Vec<Communicator> {
 /// As `joined_hosts`, where each rank has a seat of its own.
 pub fn seated_hosts(hosts: &[usize], seats: &[DeviceChoice], config: &Config) -> Vec<Communicator> {
     let config = Config { interfaces: Some("lo".into()), ..config.clone() };
-    let id = Root::start(&config).expect("an id");
+    let id = root_threads::start(&config).expect("an id");
     thread::scope(|scope| {
         let join = |(rank, host): (usize, &usize)| {
             let (id, mut config) = (&id, config.clone());

@@ -15,7 +15,7 @@ use crate::ranks::job;
 use crate::ranks::shared_state::Board;
 use crate::report::row::Told;
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::bootstrap::allgather::Root;
+use ringcomm::bootstrap::allgather::root_threads;
 use ringcomm::bootstrap::rendezvous::LaunchFacts;
 use ringcomm::communicator::Communicator;
 use ringcomm::error::{Error, Result};
@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 /// A new id: of a meeting place of this process where the ranks are on several hosts.
 fn new_id(options: &Options) -> Result<UniqueId> {
     match options.tcp {
-        true => Root::start(&config(options)?),
+        true => root_threads::start(&config(options)?),
         false => UniqueId::generate(),
     }
 }

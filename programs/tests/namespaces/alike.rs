@@ -4,7 +4,7 @@
 use super::support::config;
 use super::support::processes::{Crew, Seat};
 use super::{HOSTS, PATIENCE, TIMEOUT_MS, labs};
-use ringcomm::bootstrap::allgather::Root;
+use ringcomm::bootstrap::allgather::root_threads;
 use ringcomm::communicator::Communicator;
 use ringcomm::config::Config;
 use std::time::Instant;
@@ -38,7 +38,7 @@ fn hosts_with_an_address_in_common_have_one_root() {
     let lab = &labs[0];
     lab.give_all("10.88.0.1/16").expect("a bridge");
     let config = with_ports(&Config { timeout_ms: TIMEOUT_MS, spins: Some(4), ..config() });
-    let id = lab.on_host(0, || Root::start(&config)).expect("an id");
+    let id = lab.on_host(0, || root_threads::start(&config)).expect("an id");
     let shared = "10.88.0.1:20000".parse().expect("an address");
     assert!(id.addresses().contains(&shared), "the hosts differ in it: {:?}", id.addresses());
     let namespaces: Vec<_> = (0..HOSTS).map(|host| lab.host(host)).collect();

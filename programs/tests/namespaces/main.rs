@@ -15,7 +15,7 @@ mod support;
 
 use lab::{HOSTS, Lab, Trouble};
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::bootstrap::allgather::Root;
+use ringcomm::bootstrap::allgather::root_threads;
 use ringcomm::communicator::Communicator;
 use ringcomm::config::{Config, Protection};
 use std::collections::BTreeMap;
@@ -188,7 +188,7 @@ impl Run {
             ..config()
         };
         lab.set(self.trouble).expect("the tools of this machine have just worked");
-        let id = lab.on_host(self.hosts[0], || Root::start(&config)).expect("an id");
+        let id = lab.on_host(self.hosts[0], || root_threads::start(&config)).expect("an id");
         let namespaces: Vec<_> = self.hosts.iter().map(|host| lab.host(*host)).collect();
         let seed = (self.random.next() >> 1) as usize;
         let (rounds, is_long) = (self.rounds, usize::from(self.is_long));
@@ -356,7 +356,7 @@ fn hosts_with_nothing_but_link_local_addresses_meet_and_are_exact() {
     let crew = Crew::new(|seat, argument| live(seat, &numbers(argument)));
     let test = hosts_with_nothing_but_link_local_addresses_meet_and_are_exact;
     let Some(labs) = labs_of(test, 1, Lab::link_local) else { return };
-    let id = labs[0].on_host(0, || Root::start(&config())).expect("an id");
+    let id = labs[0].on_host(0, || root_threads::start(&config())).expect("an id");
     let own: Vec<String> = id.addresses().iter().map(ToString::to_string).collect();
     assert!(own.len() == 1 && own[0].starts_with("[fe80::1%"), "{own:?}");
     let mut calls = 0;
@@ -380,7 +380,7 @@ fn ranks_that_only_count_as_one_host_are_told_so() {
     let Some(labs) = labs(ranks_that_only_count_as_one_host_are_told_so, 1) else { return };
     let lab = &labs[0];
     let config = Config { timeout_ms: 3000, ..config() };
-    let id = lab.on_host(0, || Root::start(&config)).expect("an id");
+    let id = lab.on_host(0, || root_threads::start(&config)).expect("an id");
     let mut ranks = crew.start(&[lab.host(0), lab.host(1)], &id, &config, "");
     let deadline = Instant::now() + PATIENCE;
     for rank in 0..2 {

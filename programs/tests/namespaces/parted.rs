@@ -6,7 +6,7 @@ use super::support::processes::{Crew, Seat, say};
 use super::support::{Case, Prepared, Random, config};
 use super::{PATIENCE, SILENCE, TIMEOUT_MS, labs};
 use crate::lab::Lab;
-use ringcomm::bootstrap::allgather::Root;
+use ringcomm::bootstrap::allgather::root_threads;
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -71,7 +71,7 @@ fn part(lab: &Lab, crew: &Crew, way: usize) -> Vec<Duration> {
     let config = Config { timeout_ms: TIMEOUT_MS, spins: Some(4), nsocks: 2, ..config() };
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
         .join(format!("parted-{}-{way}", std::process::id()));
-    let id = lab.on_host(HOSTS[0], || Root::start(&config)).expect("an id");
+    let id = lab.on_host(HOSTS[0], || root_threads::start(&config)).expect("an id");
     let namespaces = HOSTS.map(|host| lab.host(host));
     let mut ranks = crew.start(&namespaces, &id, &config, &format!("{way} {}", file.display()));
     let deadline = Instant::now() + PATIENCE;

@@ -4,7 +4,7 @@
 use super::support::processes::{Crew, Ranks, Seat, say};
 use super::support::{Case, Prepared, config, names_in_full};
 use super::{PATIENCE, SILENCE, TIMEOUT_MS, labs};
-use ringcomm::bootstrap::allgather::Root;
+use ringcomm::bootstrap::allgather::root_threads;
 use ringcomm::config::Config;
 use ringcomm::plan::Collective;
 use ringcomm::types::DataType;
@@ -54,7 +54,7 @@ fn both_sides_of_a_silence_go_on_with_the_ranks_that_they_have() {
     let Some(labs) = labs(test, 1) else { return };
     let lab = &labs[0];
     let config = Config { timeout_ms: TIMEOUT_MS, spins: Some(4), ..config() };
-    let id = lab.on_host(HOSTS[0], || Root::start(&config)).expect("an id");
+    let id = lab.on_host(HOSTS[0], || root_threads::start(&config)).expect("an id");
     let mut ranks = crew.start(&HOSTS.map(|host| lab.host(host)), &id, &config, "");
     let deadline = Instant::now() + PATIENCE;
     (0..HOSTS.len()).for_each(|rank| assert_eq!(ranks.hear(rank, deadline).1, "met"));

@@ -5,7 +5,7 @@ use super::support::config;
 use super::support::processes::{Crew, Seat};
 use super::{PATIENCE, TIMEOUT_MS, labs};
 use crate::lab::Lab;
-use ringcomm::bootstrap::allgather::Root;
+use ringcomm::bootstrap::allgather::root_threads;
 use ringcomm::communicator::Communicator;
 use ringcomm::config::Config;
 use std::time::Instant;
@@ -27,7 +27,7 @@ fn live(seat: &Seat) -> String {
 fn shut(lab: &Lab, crew: &Crew, (verdict, said): (&str, &str)) {
     lab.shut(1, "20000-20020", verdict).expect("filters");
     let config = Config { timeout_ms: TIMEOUT_MS, spins: Some(4), ..config() };
-    let id = lab.on_host(0, || Root::start(&config)).expect("an id");
+    let id = lab.on_host(0, || root_threads::start(&config)).expect("an id");
     let namespaces: Vec<_> = (0..RANKS).map(|host| lab.host(host)).collect();
     let mut ranks = crew.start(&namespaces, &id, &config, "");
     let deadline = Instant::now() + PATIENCE;

@@ -5,6 +5,7 @@ pub(super) mod driver;
 pub(super) mod message;
 pub(super) mod protocol;
 pub(super) mod root;
+pub mod root_threads;
 
 use super::error::BootstrapError;
 use super::local::wire::{Failure, MAX_PAYLOAD};
@@ -12,13 +13,11 @@ use super::process::random;
 use super::tcp::connect::Proved;
 use super::tcp::handshake::SharedSecret;
 use super::tcp::hello::{ANYONE, Hello, Purpose};
-use super::tcp::listener::{AuthListener, NetworkConfig};
+use super::tcp::listener::AuthListener;
 use super::tcp::socket::OsNetwork;
 use super::unique_id::UniqueId;
-use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::os::poll::{entry, poll};
-use crate::os::thread_signals;
 use client::AllgatherClient;
 use driver::{AllgatherDriver, Role};
 pub use message::{AllgatherMessage, PeerId, RankContribution, entries};
@@ -176,60 +175,6 @@ fn run(
         let day = now + interrupt.map_or(Duration::from_secs(86_400), |_| GLANCE);
         let until = waits.into_iter().flatten().fold(day, Instant::min);
         poll(&mut entries, until).map_err(|_| Error::system("waiting for the network"))?;
-    }
-}
-
-/// A root that is no rank: a thread that introduces the ranks of one id to each other, and ends.
-pub struct Root;
-
-impl Root {
-    /// Make a new id whose ranks meet at a thread of this process. Until somebody comes the thread
-    /// only holds sockets; from then on it lives until the ranks have met, or for the configured
-    /// timeout, in which it tells every further rank why the meeting failed.
-    pub fn start(config: &Config) -> Result<UniqueId> {
-        let secret = UniqueId::generate()?;
-        let gate = AuthListener::open(&secret, &NetworkConfig::from(config))?.of_root();
-        let id = secret.moved_to(gate.addresses());
-        let patience = config.init_timeout();
-        let own = id.clone();
-        thread_signals::spawn_deaf("ring-root", move || serve(&own, gate, patience)).map_err(
-            |error| Error::System {
-                what: "starting the thread that introduces the ranks".into(),
-                errno: error.raw_os_error().unwrap_or(0),
-            },
-        )?;
-        Ok(id)
-    }
-}
-
-fn serve(id: &UniqueId, mut gate: AuthListener, patience: Duration) {
-    let me = PeerId { rank: message::NO_RANK, pid: std::process::id() };
-    let now = Instant::now();
-    let role = Role::Root(AllgatherRoot::apart(me.pid, now, patience));
-    let Ok(greeting) = greeting(me, 0) else { return };
-    let mut host = AllgatherDriver::new(OsNetwork, SharedSecret::new(id), greeting, role);
-    // A thread has no use for what is for a rank.
-    if run(&mut host, &mut gate, 0, &mut Vec::new(), None).is_ok() {
-        return;
-    }
-    // Whoever comes late learns why it failed, as long as it would have been waited for.
-    let until = Instant::now() + patience;
-    while Instant::now() < until {
-        let mut entries = Vec::new();
-        for proved in gate.advance() {
-            if proved.greeting.purpose == Purpose::Meet {
-                host.admit(proved, Instant::now());
-            }
-        }
-        host.advance(Instant::now());
-        gate.poll_fds(&mut entries);
-        entries.extend(host.streams().map(|(socket, sending)| {
-            entry(socket.raw(), libc::POLLIN | if sending { libc::POLLOUT } else { 0 })
-        }));
-        let next = gate.next_deadline().map_or(until, |at| at.min(until));
-        if poll(&mut entries, next).is_err() {
-            return;
-        }
     }
 }
 

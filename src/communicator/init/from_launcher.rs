@@ -1,7 +1,7 @@
 //! Making a communicator of ranks that a launcher, a user or a URL brings together.
 
 use super::host_setup::StopConditions;
-use crate::bootstrap::allgather::Root;
+use crate::bootstrap::allgather::root_threads;
 use crate::bootstrap::rendezvous::{
     JoinTicket, LaunchFacts, RendezvousNetwork, RendezvousPlace, join,
 };
@@ -68,7 +68,7 @@ pub fn new_id(config: &Config) -> Result<UniqueId> {
     let is_reachable = own.iter().any(|interface| !interface.loopback);
     // Ranks that say on which host they are may be on several that are played here.
     if is_reachable || config.interfaces.is_some() || config.host_id.is_some() {
-        Root::start(config)
+        root_threads::start(config)
     } else {
         UniqueId::generate()
     }
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn a_root_answers_and_nothing_else_does() {
         let config = Config { interfaces: Some("=lo".into()), ..Config::default() };
-        let root = Root::start(&config).unwrap();
+        let root = root_threads::start(&config).unwrap();
         let outside = LauncherNetwork(&config);
         assert!(outside.answers(&root).unwrap());
         assert!(outside.answers(&root).unwrap(), "again");

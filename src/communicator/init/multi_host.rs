@@ -293,7 +293,7 @@ impl RemotePeers {
 mod tests {
     use super::*;
     use crate::bootstrap::MAX_PAYLOAD;
-    use crate::bootstrap::allgather::Root;
+    use crate::bootstrap::allgather::root_threads;
     use crate::bootstrap::sim::hundred_thousand_ranks::CARD;
     use crate::bootstrap::tcp::MOST_ADDRESSES;
     use crate::bootstrap::{
@@ -327,7 +327,7 @@ mod tests {
             timeout_ms: 60_000,
             ..Config::default()
         });
-        let id = &Root::start(&a).unwrap();
+        let id = &root_threads::start(&a).unwrap();
         std::thread::scope(|scope| {
             let ranks = [(0, &a), (1, &b)].map(|(rank, config)| {
                 scope.spawn(move || Communicator::init_rank(3, id, rank, config).err().unwrap())

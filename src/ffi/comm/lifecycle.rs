@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::{config, grouped_creation};
+use crate::bootstrap::allgather::root_threads;
 use crate::communicator::{self, Communicator};
 use crate::config::{Config, DeviceChoice};
 use crate::error::{Error, Result};
@@ -21,9 +22,10 @@ use std::time::Duration;
 /// carries a secret: whoever has it can join. One id serves one communicator. On a machine with a
 /// network the ranks may be on any host: a thread of the calling process introduces them to each
 /// other, so the process has to live until all have joined; the thread and its sockets stay that
-/// long, at most the deadline from when the first one came; where none ever comes, as long as the
-/// process. `RINGCOMM_SOCKET_IFNAME`, `RINGCOMM_SOCKET_FAMILY` and `RINGCOMM_PORT_RANGE` say where
-/// it listens, and it does nowhere else.
+/// long, at most the deadline from when the first one came. Ids that nobody has used share one
+/// thread, and hold sockets until `ringFreeUniqueId`. `RINGCOMM_SOCKET_IFNAME`,
+/// `RINGCOMM_SOCKET_FAMILY` and `RINGCOMM_PORT_RANGE` say where it listens, and it does nowhere
+/// else.
 ///
 /// Errors: `ringInvalidArgument` for NULL; `ringSystemError` where no socket or no randomness is
 /// to be had.
@@ -36,6 +38,19 @@ pub unsafe extern "C" fn ringGetUniqueId(uniqueId: *mut ringUniqueId) -> ringRes
         let out = convert::out(uniqueId, "uniqueId")?;
         let id = communicator::init::new_id(&Config::from_environment()?)?;
         out.set(convert::unique_id_to_c(&id));
+        Ok(())
+    })
+}
+
+/// Give up what this process holds for an id that `ringGetUniqueId` gave and nobody will use: its
+/// sockets. Ranks that try it from then on are refused. Nothing happens for an id that has been
+/// used, that is free already, or that another process gave.
+///
+/// Errors: `ringInvalidArgument` for an id that is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn ringFreeUniqueId(uniqueId: ringUniqueId) -> ringResult_t {
+    run(|| {
+        root_threads::free(&convert::unique_id(&uniqueId)?);
         Ok(())
     })
 }

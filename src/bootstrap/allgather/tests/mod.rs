@@ -1,7 +1,9 @@
 use super::*;
+use crate::bootstrap::tcp::NetworkConfig;
 use crate::bootstrap::tcp::connect::Dial;
 use crate::bootstrap::tcp::hello::ROOT;
 use crate::bootstrap::tcp::stream_traits::{ByteStream, is_not_yet};
+use crate::config::Config;
 use std::thread;
 
 /// Longer than any test takes on a busy machine.
@@ -43,7 +45,36 @@ fn ask(id: &UniqueId) {
 
 #[test]
 fn a_thread_that_waits_for_ranks_hangs_up_on_who_only_asks_for_it() {
-    ask(&Root::start(&Config::default()).unwrap());
+    ask(&root_threads::start(&Config::default()).unwrap());
+}
+
+/// The threads of this process with this name.
+fn threads_named(name: &str) -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|found| found.trim() == name).count()
+}
+
+/// Ids that nobody uses have one thread together; those that are freed hold nothing.
+#[test]
+fn unused_ids_share_a_thread_and_can_be_freed() {
+    let config = Config { interfaces: Some("lo".into()), ..Config::default() };
+    let ids: Vec<UniqueId> = (0..40).map(|_| root_threads::start(&config).unwrap()).collect();
+    assert!(threads_named("ring-ids") <= 1);
+    ask(&ids[0]);
+    ids[1..].iter().for_each(root_threads::free);
+    let begun = Instant::now();
+    for id in &ids[1..] {
+        // The kernel refuses once the listening thread has woken and let go.
+        let address = id.addresses()[0];
+        while std::net::TcpStream::connect(address).is_ok() {
+            assert!(begun.elapsed() < LONG, "{address} is still listened at");
+            thread::yield_now();
+        }
+    }
+    // Nothing happens for one that is free, or has been used.
+    ids.iter().for_each(root_threads::free);
 }
 
 #[test]
