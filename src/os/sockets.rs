@@ -17,7 +17,16 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 /// A new stream socket.
 pub fn stream(family: AddressFamily) -> rustix::io::Result<OwnedFd> {
-    let socket = above_stdio(socket_with(family, SocketType::STREAM, FLAGS, None)?)?;
+    new(family, SocketType::STREAM)
+}
+
+/// A new datagram socket.
+pub fn datagram(family: AddressFamily) -> rustix::io::Result<OwnedFd> {
+    new(family, SocketType::DGRAM)
+}
+
+fn new(family: AddressFamily, kind: SocketType) -> rustix::io::Result<OwnedFd> {
+    let socket = above_stdio(socket_with(family, kind, FLAGS, None)?)?;
     fork::let_go_in_child(socket.as_raw_fd());
     Ok(socket)
 }

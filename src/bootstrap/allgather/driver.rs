@@ -303,6 +303,6 @@ impl<N: Network> AllgatherDriver<N> {
     /// Every stream, with whether it has something to send.
     pub fn streams(&self) -> impl Iterator<Item = (&N::Stream, bool)> {
         let wires = self.wires.values().map(|wire| (&wire.framed.stream, wire.framed.is_sending()));
-        wires.chain(self.dial.iter().filter_map(Connecting::stream))
+        wires.chain(self.dial.iter().flat_map(Connecting::streams))
     }
 }

@@ -1,4 +1,5 @@
-//! Connecting to a gate: try its addresses in turn until one lets us in or the deadline has come.
+//! Connecting to a gate: try its addresses, each with a small head start, until one lets us in or
+//! the deadline has come.
 //!
 //! A gate may be late, full, or reached by another address than the first: every way in which one
 //! attempt can fail leads to the next. What failed last is in the error.
@@ -18,17 +19,17 @@ use std::time::{Duration, Instant};
 /// A socket whose other end holds the secret, and knows that this end does.
 pub type Proved = ProvenConnection<TcpSocket>;
 
-/// The longest that one attempt takes in the first round, where there are other addresses to try: a
-/// connection over a wide network and its handshake take a third. It doubles with every round,
-/// since a lost packet is sent again after a second and a gate may be busy with thousands.
+/// The longest that an attempt takes to be let in, where there are other addresses to try: a
+/// connection over a wide network and its handshake take a third. It doubles with every attempt at
+/// each that took so long, since a gate may be busy with thousands.
 const ATTEMPT: Duration = Duration::from_secs(1);
-/// Rounds after which it grows no further.
+/// Times after which it grows no further.
 const MOST_DOUBLINGS: usize = 4;
 
-/// The same until the other end's kernel has answered: hosts have networks that lead nowhere, and
-/// a few of them are not to hold up a rank for long.
-const HEAD_START: Duration = Duration::from_millis(100);
-const MOST_HEAD_START_DOUBLINGS: usize = 7;
+/// How long an attempt is alone until the other end's kernel has answered: hosts have networks that
+/// lead nowhere, and a few of them are not to hold up a rank. It goes on beside the next, for as
+/// long as [`ATTEMPT`].
+const HEAD_START: Duration = Duration::from_millis(10);
 
 /// Pauses between rounds through the addresses: a process that is just starting is soon there, and
 /// a thousand ranks that wait for a late one must not keep its machine busy.
@@ -50,9 +51,15 @@ const NO_WAY: [i32; 3] = [libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::ENETUNREACH
 const NAME_ONE: &str = "; if the hosts have another network in common, name its interface on all \
                         of them (RINGCOMM_SOCKET_IFNAME)";
 
-enum DialState<S> {
-    Pausing { until: Instant },
-    Shaking { stream: S, handshake: Box<Handshake>, since: Instant },
+/// One try at one address.
+struct Attempt<S> {
+    /// Which of the addresses.
+    at: usize,
+    stream: S,
+    handshake: Box<Handshake>,
+    since: Instant,
+    /// When the kernel at the other end had answered.
+    connected: Option<Instant>,
 }
 
 /// A dial without its sockets.
@@ -70,11 +77,16 @@ pub struct Connecting<S> {
     /// Since when there has been no round with an answer: what answered before may have fallen
     /// silent.
     unheard: Option<Instant>,
-    state: DialState<S>,
+    /// Of which the kernel has answered one alone, or none.
+    under_way: Vec<Attempt<S>>,
     attempts: usize,
+    /// When the next begins, unless one has been answered.
+    next_at: Instant,
     pause: Duration,
-    /// Addresses of this round that were refused.
-    refused: usize,
+    /// Attempts that were given up for others.
+    given_up: usize,
+    /// Whether the last attempt at each address was refused.
+    refused: Vec<bool>,
     /// Why the last attempt failed.
     last: Option<(SocketAddr, HandshakeBroken)>,
     /// Hung up on us without a word at the last attempt there: it may not have our secret.
@@ -99,10 +111,12 @@ impl<S: super::stream_traits::ByteStream> Connecting<S> {
             answered: false,
             round_began: now,
             unheard: Some(now),
-            state: DialState::Pausing { until: now },
+            under_way: Vec::new(),
             attempts: 0,
+            next_at: now,
             pause: FIRST_PAUSE,
-            refused: 0,
+            given_up: 0,
+            refused: vec![false; to.len()],
             last: None,
             hung_up: None,
         }
@@ -120,39 +134,69 @@ impl<S: super::stream_traits::ByteStream> Connecting<S> {
     ) -> Result<Option<ProvenConnection<S>>> {
         loop {
             if now >= self.deadline || self.to.is_empty() {
-                return Err(self.failure(now));
+                return Err(self.failure(now, network));
             }
-            let may_change = self.may_change();
-            let patience = self.patience(self.is_connected());
-            match &mut self.state {
-                DialState::Pausing { until } if now < *until => return Ok(None),
-                DialState::Pausing { .. } => self.begin(now, network)?,
-                DialState::Shaking { stream, handshake, since } => match shake(stream, handshake) {
-                    Ok(Some(keys)) => return Ok(Some(self.through(now, keys))),
-                    Ok(None) => {
-                        // Once it has our proof, the gate takes the connection for made: it is not
-                        // given up for a welcome that is late.
-                        let gives_up =
-                            may_change && !handshake.is_proved() && now >= *since + patience;
-                        // What is to be said first leaves once the connection is made.
-                        if handshake.outgoing().is_empty() {
-                            (self.answered, self.unheard) = (true, None);
-                        }
-                        if now >= self.silent_at() {
-                            return Err(self.failure(now));
-                        }
-                        if !gives_up {
-                            return Ok(None);
-                        }
-                        self.next(
-                            now,
-                            HandshakeBroken::Network(std::io::ErrorKind::TimedOut.into()),
-                        )?;
-                    }
-                    Err(broken) => self.next(now, broken)?,
-                },
+            if let Some((attempt, keys)) = self.shake_all(now, network)? {
+                if self.greeting.to == ROOT {
+                    network.prefer(&attempt.stream);
+                }
+                return Ok(Some(self.through(now, attempt, keys)));
+            }
+            if now >= self.silent_at() {
+                return Err(self.failure(now, network));
+            }
+            if self.connected().is_some() || now < self.next_at {
+                return Ok(None);
+            }
+            self.begin(now, network)?;
+        }
+    }
+
+    /// Go on with every attempt under way; the one that was let in.
+    fn shake_all(
+        &mut self,
+        now: Instant,
+        network: &impl Network<Stream = S>,
+    ) -> Result<Option<(Attempt<S>, Keys)>> {
+        let mut next = 0;
+        while let Some(attempt) = self.under_way.get_mut(next) {
+            match shake(&mut attempt.stream, &mut attempt.handshake) {
+                Ok(Some(keys)) => return Ok(Some((self.under_way.swap_remove(next), keys))),
+                // What is to be said first leaves once the connection is made.
+                Ok(None) if attempt.handshake.outgoing().is_empty() => {
+                    attempt.connected.get_or_insert(now);
+                    (self.answered, self.unheard) = (true, None);
+                    self.under_way.swap(0, next);
+                    self.under_way.truncate(1);
+                    break;
+                }
+                Ok(None) => next += 1,
+                Err(broken) => {
+                    let failed = self.under_way.remove(next);
+                    self.fail(now, failed.at, failed.handshake.is_proved(), broken, network)?;
+                }
             }
         }
+        // Once it has our proof, the gate takes the connection for made: it is not given up for a
+        // welcome that is late.
+        let gives_up = self.gives_up_at().is_some_and(|at| now >= at);
+        if gives_up && let Some(failed) = self.under_way.pop() {
+            self.given_up += 1;
+            let broken = HandshakeBroken::Network(std::io::ErrorKind::TimedOut.into());
+            self.fail(now, failed.at, false, broken, network)?;
+        }
+        Ok(None)
+    }
+
+    /// The attempt that the other end's kernel has answered.
+    fn connected(&self) -> Option<&Attempt<S>> {
+        self.under_way.first().filter(|attempt| attempt.connected.is_some())
+    }
+
+    /// When that attempt is given up for another.
+    fn gives_up_at(&self) -> Option<Instant> {
+        let attempt = self.connected().filter(|attempt| !attempt.handshake.is_proved())?;
+        Some(attempt.connected.filter(|_| self.may_change())? + self.patience())
     }
 
     /// Whether an attempt is given up for another. Where nobody answers, another socket asks anew:
@@ -181,29 +225,42 @@ impl<S: super::stream_traits::ByteStream> Connecting<S> {
         self.silence_ends().is_some_and(|at| now >= at)
     }
 
-    /// How long the current attempt may take.
-    fn patience(&self, is_connected: bool) -> Duration {
-        let round = self.attempts / self.to.len().max(1);
-        match is_connected || self.to.len() == 1 {
-            true => ATTEMPT * (1 << round.min(MOST_DOUBLINGS)),
-            false => HEAD_START * (1 << round.min(MOST_HEAD_START_DOUBLINGS)),
-        }
+    /// How long an attempt may take.
+    fn patience(&self) -> Duration {
+        let times = self.given_up / self.to.len().max(1);
+        ATTEMPT * (1 << times.min(MOST_DOUBLINGS))
     }
 
-    /// Whether what is to be said first has left, which it does once the connection is made.
-    fn is_connected(&self) -> bool {
-        match &self.state {
-            DialState::Shaking { handshake, .. } => handshake.outgoing().is_empty(),
-            DialState::Pausing { .. } => false,
-        }
-    }
-
-    fn current(&self) -> SocketAddr {
-        self.to[self.attempts % self.to.len()]
-    }
-
+    /// The next address's turn.
     fn begin(&mut self, now: Instant, network: &mut impl Network<Stream = S>) -> Result<()> {
-        match network.connect(&self.current()) {
+        let (count, at) = (self.to.len(), self.attempts % self.to.len());
+        if at == 0 && self.attempts > 0 {
+            if !self.answered {
+                self.unheard.get_or_insert(self.round_began);
+            }
+            if now >= self.silent_at() {
+                return Err(self.failure(now, network));
+            }
+            (self.answered, self.round_began) = (false, now);
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        }
+        self.attempts += 1;
+        let is_under_way = |attempt: &Attempt<S>| attempt.at == at;
+        // Its packet may be lost.
+        let is_stale = |attempt: &Attempt<S>| count == 1 || now >= attempt.since + ATTEMPT;
+        let before = self.under_way.len();
+        self.under_way.retain(|attempt| !(is_under_way(attempt) && is_stale(attempt)));
+        self.given_up += before - self.under_way.len();
+        if self.under_way.iter().any(is_under_way) {
+            self.next_at = self.next_turn(now);
+            return Ok(());
+        }
+        self.next_at = match (count, self.may_change()) {
+            (1, true) => now + self.patience(),
+            (1, false) => self.deadline,
+            _ => self.next_turn(now + HEAD_START),
+        };
+        match network.connect(&self.to[at]) {
             Ok(stream) => {
                 if self.was_open {
                     // Its host may fall silent when it has answered.
@@ -212,50 +269,56 @@ impl<S: super::stream_traits::ByteStream> Connecting<S> {
                 let handshake = Handshake::caller(&self.secret, &self.greeting)
                     .map_err(|why| Error::Internal(why.into()))?;
                 let handshake = Box::new(handshake);
-                self.state = DialState::Shaking { stream, handshake, since: now };
+                let attempt = Attempt { at, stream, handshake, since: now, connected: None };
+                self.under_way.push(attempt);
                 Ok(())
             }
-            Err(error) => self.next(now, HandshakeBroken::Network(error)),
+            Err(error) => self.fail(now, at, false, HandshakeBroken::Network(error), network),
         }
     }
 
-    /// The attempt failed: the next address, or a pause after the last.
-    fn next(&mut self, now: Instant, broken: HandshakeBroken) -> Result<()> {
+    /// When the next address's turn is, where nothing holds it up: after the last there is a pause.
+    fn next_turn(&self, now: Instant) -> Instant {
+        let is_last = self.attempts.is_multiple_of(self.to.len());
+        now + if is_last { self.pause } else { Duration::ZERO }
+    }
+
+    /// An attempt failed, whose gate may have shown that it holds the secret.
+    fn fail(
+        &mut self,
+        now: Instant,
+        at: usize,
+        is_proved: bool,
+        broken: HandshakeBroken,
+        network: &impl Network<Stream = S>,
+    ) -> Result<()> {
         self.note_answer(now, &broken);
-        if let HandshakeBroken::Network(error) = &broken {
-            self.refused += usize::from(error.raw_os_error() == Some(libc::ECONNREFUSED));
-        }
-        let at = self.current();
+        let address = self.to[at];
+        self.refused[at] = matches!(&broken, HandshakeBroken::Network(error)
+            if error.raw_os_error() == Some(libc::ECONNREFUSED));
         match &broken {
             // Who comes for another purpose has met the others, and has their secret.
             HandshakeBroken::Network(error)
                 if error.kind() == UnexpectedEof
                     && self.greeting.purpose == Purpose::Meet
-                    && !self.is_proved() =>
+                    && !is_proved =>
             {
-                self.hung_up = Some(at);
+                self.hung_up = Some(address);
             }
-            _ if self.hung_up == Some(at) => self.hung_up = None,
+            _ if self.hung_up == Some(address) => self.hung_up = None,
             _ => {}
         }
-        self.last = Some((at, broken));
-        self.attempts += 1;
-        let mut until = now;
-        if self.attempts.is_multiple_of(self.to.len()) {
-            if !self.answered {
-                self.unheard.get_or_insert(self.round_began);
-            }
-            let is_gone = self.was_open && self.refused == self.to.len();
-            if is_gone || now >= self.silent_at() {
-                return Err(self.failure(now));
-            }
-            self.refused = 0;
-            until = now + self.pause;
-            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-            (self.answered, self.round_began) = (false, until);
-        }
-        self.state = DialState::Pausing { until };
-        Ok(())
+        self.last = Some((address, broken));
+        let next = self.next_turn(now);
+        // In the past where another attempt had been answered.
+        self.next_at = if self.next_at > now { self.next_at.min(next) } else { next };
+        let is_gone = self.was_open && self.is_refused();
+        if is_gone { Err(self.failure(now, network)) } else { Ok(()) }
+    }
+
+    /// Whether every address refused at its last attempt.
+    fn is_refused(&self) -> bool {
+        self.refused.iter().all(|refused| *refused)
     }
 
     /// Note what a failed attempt says of whether anybody is there.
@@ -273,23 +336,14 @@ impl<S: super::stream_traits::ByteStream> Connecting<S> {
         }
     }
 
-    /// Whether the gate of the attempt under way has shown that it holds the secret.
-    fn is_proved(&self) -> bool {
-        matches!(&self.state, DialState::Shaking { handshake, .. } if handshake.is_proved())
-    }
-
-    fn through(&mut self, now: Instant, keys: Keys) -> ProvenConnection<S> {
-        let address = self.current();
-        let pausing = DialState::Pausing { until: now };
-        let shaken = std::mem::replace(&mut self.state, pausing);
-        let DialState::Shaking { stream, since, .. } = shaken else {
-            unreachable!("keys come from a handshake")
-        };
-        let took = now.saturating_duration_since(since);
+    fn through(&mut self, now: Instant, attempt: Attempt<S>, keys: Keys) -> ProvenConnection<S> {
+        self.under_way.clear();
+        let Attempt { at, stream, since, .. } = attempt;
+        let (address, took) = (self.to[at], now.saturating_duration_since(since));
         ProvenConnection { stream, greeting: self.greeting.clone(), keys, address, took }
     }
 
-    fn failure(&self, now: Instant) -> Error {
+    fn failure(&self, now: Instant, network: &impl Network) -> Error {
         let Hello { rank, to, .. } = self.greeting;
         let whom = match to {
             ROOT | ANYONE => "the root".into(),
@@ -298,13 +352,31 @@ impl<S: super::stream_traits::ByteStream> Connecting<S> {
         let waited_ms = now.saturating_duration_since(self.started).as_millis();
         let places = self.places();
         let (why, errno) = self.why();
-        let advice = if NO_WAY.contains(&errno) { NAME_ONE } else { "" };
+        let advice = match NO_WAY.contains(&errno) {
+            true => self.advice(network),
+            false => String::new(),
+        };
         Error::System {
             what: format!(
                 "rank {rank} tried for {waited_ms} ms to reach {whom} at {places}{advice}{why}"
             ),
             errno,
         }
+    }
+
+    /// By which interfaces it was tried, and which variable names another.
+    fn advice(&self, network: &impl Network) -> String {
+        let mut names: Vec<String> = Vec::new();
+        for name in self.to.iter().filter_map(|to| network.interface_to(to)) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        let by = match names.is_empty() {
+            true => String::new(),
+            false => format!(" by {}", names.join(", ")),
+        };
+        format!("{by}{NAME_ONE}")
     }
 
     fn places(&self) -> String {
@@ -316,7 +388,7 @@ impl<S: super::stream_traits::ByteStream> Connecting<S> {
     /// the caller, without its name.
     pub fn obstacle(&self, now: Instant) -> String {
         let places = self.places();
-        if self.refused == self.to.len() {
+        if self.is_refused() {
             return format!("was refused at {places}");
         }
         let waited_ms = now.saturating_duration_since(self.started).as_millis();
@@ -354,27 +426,19 @@ impl<S: super::stream_traits::ByteStream> Connecting<S> {
         (hung_up.unwrap_or_default() + &last, errno)
     }
 
-    /// The stream of the attempt that is under way, with whether it has something to send.
-    pub fn stream(&self) -> Option<(&S, bool)> {
-        match &self.state {
-            DialState::Shaking { stream, handshake, .. } => {
-                Some((stream, !handshake.outgoing().is_empty()))
-            }
-            DialState::Pausing { .. } => None,
-        }
+    /// The streams of the attempts under way, with whether each has something to send.
+    pub fn streams(&self) -> impl Iterator<Item = (&S, bool)> {
+        let sending = |attempt: &Attempt<S>| !attempt.handshake.outgoing().is_empty();
+        self.under_way.iter().map(move |attempt| (&attempt.stream, sending(attempt)))
     }
 
     /// When [`Connecting::advance`] has something to do though nothing arrives.
     pub fn next_deadline(&self) -> Instant {
-        match &self.state {
-            DialState::Pausing { until } => (*until).min(self.deadline),
-            DialState::Shaking { since, handshake, .. }
-                if self.may_change() && !handshake.is_proved() =>
-            {
-                (*since + self.patience(self.is_connected())).min(self.silent_at())
-            }
-            DialState::Shaking { .. } => self.silent_at(),
-        }
+        let next = match self.connected() {
+            Some(_) => self.gives_up_at(),
+            None => Some(self.next_at),
+        };
+        next.map_or(self.silent_at(), |at| at.min(self.silent_at()))
     }
 }
 
@@ -395,7 +459,7 @@ impl Dial {
     }
 
     pub fn poll_fds(&self, into: &mut Vec<libc::pollfd>) {
-        into.extend(self.0.stream().map(|(socket, sending)| {
+        into.extend(self.0.streams().map(|(socket, sending)| {
             entry(socket.raw(), if sending { libc::POLLOUT } else { libc::POLLIN })
         }));
     }

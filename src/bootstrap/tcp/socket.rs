@@ -2,8 +2,9 @@
 //!
 //! Every socket is non-blocking, closed on exec and sends small messages at once.
 
-use super::interface::reachable;
+use super::interface::{interfaces, reachable};
 use super::stream_traits::{ByteStream, Network};
+use crate::fork::ForkSafeMutex;
 use crate::os::poll::{entry, poll};
 use crate::os::sockets::{self, BACKLOG};
 use crate::os::tcp_liveness::AckWatch;
@@ -36,9 +37,23 @@ pub struct TcpSocket(OwnedFd);
 /// The kernel's network.
 pub struct OsNetwork;
 
+/// This machine's address on the network by which the last root was reached: of several networks it
+/// is the one that leads to the other hosts.
+static PREFERRED: ForkSafeMutex<Option<IpAddr>> = ForkSafeMutex::new(None);
+
+/// This machine's address from which the kernel would send there. Nothing is sent.
+fn source(to: &SocketAddr) -> Option<IpAddr> {
+    let asking = sockets::datagram(family(to)).ok()?;
+    rustix::net::connect(&asking, to).ok()?;
+    Some(local_address(&asking).ok()?.ip())
+}
+
+fn family(address: &SocketAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
+}
+
 fn socket(address: &SocketAddr) -> io::Result<OwnedFd> {
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    Ok(sockets::stream(family)?)
+    Ok(sockets::stream(family(address))?)
 }
 
 /// An address as the kernel gave it; a socket for both families shows IPv4 peers in IPv6 form.
@@ -65,7 +80,24 @@ impl Network for OsNetwork {
     }
 
     fn routes(&self, to: &[SocketAddr]) -> Vec<SocketAddr> {
-        reachable(to)
+        let mut all = reachable(to);
+        let preferred = *PREFERRED.lock();
+        if all.len() > 1 && preferred.is_some() {
+            // Stable: what the kernel sends another way keeps its order.
+            all.sort_by_key(|to| source(to) != preferred);
+        }
+        all
+    }
+
+    fn prefer(&self, socket: &TcpSocket) {
+        let own = local_address(&socket.0).ok().map(|own| own.ip());
+        *PREFERRED.lock() = own.filter(|own| !own.is_loopback());
+    }
+
+    fn interface_to(&self, to: &SocketAddr) -> Option<String> {
+        let own = source(to)?;
+        let all = interfaces().ok()?;
+        all.into_iter().find(|one| one.address.ip() == own).map(|one| one.name)
     }
 
     fn watch(&self, socket: &TcpSocket) {

@@ -29,6 +29,14 @@ pub trait Network {
         to.to_vec()
     }
 
+    /// What reaches others by the network of this stream is best from now on.
+    fn prefer(&self, _stream: &Self::Stream) {}
+
+    /// The interface of this machine by which an address is reached.
+    fn interface_to(&self, _to: &SocketAddr) -> Option<String> {
+        None
+    }
+
     /// Let a stream fail with `TimedOut` some seconds after nobody is at its other end any more, or
     /// takes what comes.
     fn watch(&self, stream: &Self::Stream);

@@ -186,7 +186,7 @@ impl<N: Network> Plane<N> {
     /// The streams of calls and questions that are under way, with whether they have something to
     /// send.
     pub fn calls(&self) -> impl Iterator<Item = (&N::Stream, bool)> {
-        let dials = self.calls.iter().filter_map(|call| call.dial.stream());
+        let dials = self.calls.iter().flat_map(|call| call.dial.streams());
         dials.chain(self.inquiries.streams()).filter(|_| self.receives())
     }
 

@@ -62,10 +62,12 @@ const NOBODY: [i32; 2] = [libc::ECONNREFUSED, libc::EHOSTUNREACH];
 /// A new id, for ranks of any host where this one has a network, else for ranks of this machine.
 ///
 /// Where there is a network, a thread of this process introduces the ranks to each other: the
-/// process has to live until they have met.
+/// process has to live until they have met. This machine's ranks reach it only where a loopback
+/// interface is up, also by the addresses of other interfaces.
 pub fn new_id(config: &Config) -> Result<UniqueId> {
     let own = interfaces()?;
-    let is_reachable = own.iter().any(|interface| !interface.loopback);
+    let has = |loopback| own.iter().any(|interface| interface.loopback == loopback);
+    let is_reachable = has(true) && has(false);
     // Ranks that say on which host they are may be on several that are played here.
     if is_reachable || config.interfaces.is_some() || config.host_id.is_some() {
         root_threads::start(config)
