@@ -41,6 +41,8 @@ struct Pipeline<'a> {
     plans: &'a [Plan],
     depth: usize,
     slices: usize,
+    /// By rank, at which tick it is done.
+    ends: Vec<usize>,
     /// Messages under way, by sender times ranks plus receiver.
     wires: Vec<VecDeque<Token>>,
     /// Each rank's next (tick, step).
@@ -53,7 +55,8 @@ impl<'a> Pipeline<'a> {
         // Enough that every slot is used again while all stages are busy.
         let slices = depth + 2;
         let wires = vec![VecDeque::new(); nranks * nranks];
-        Pipeline { plans, depth, slices, wires, cursors: vec![(0, 0); nranks] }
+        let ends = plans.iter().map(|plan| slices + plan.stages() - 1).collect();
+        Pipeline { plans, depth, slices, ends, wires, cursors: vec![(0, 0); nranks] }
     }
 
     fn run(mut self) -> Result<(), Violation> {
@@ -91,7 +94,7 @@ impl<'a> Pipeline<'a> {
     }
 
     fn is_done(&self, rank: usize) -> bool {
-        self.cursors[rank].0 == self.slices + self.plans[rank].stages() - 1
+        self.cursors[rank].0 == self.ends[rank]
     }
 
     /// Run a rank until it must wait or is done; whether it moved.
