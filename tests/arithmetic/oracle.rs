@@ -2,6 +2,8 @@
 
 use half::{bf16, f16};
 use ringcomm::types::{DataType, ReduceOp};
+use std::array::from_fn;
+use std::sync::LazyLock;
 
 /// What one element's reduction depends on besides its sources.
 #[derive(Clone, Copy, Debug)]
@@ -126,11 +128,15 @@ pub fn decode(data_type: DataType, bits: u64) -> f32 {
     match data_type {
         DataType::Float16 => f16::from_bits(bits as u16).to_f32(),
         DataType::Bfloat16 => bf16::from_bits(bits as u16).to_f32(),
-        DataType::Float8e4m3 => tiny(bits, 3, 7, 0x7f),
-        DataType::Float8e5m2 => tiny(bits, 2, 15, 0x7d),
+        DataType::Float8e4m3 => E4M3[bits as u8 as usize],
+        DataType::Float8e5m2 => E5M2[bits as u8 as usize],
         _ => f32::from_bits(bits as u32),
     }
 }
+
+static E4M3: LazyLock<[f32; 256]> = LazyLock::new(|| from_fn(|bits| tiny(bits as u64, 3, 7, 0x7f)));
+static E5M2: LazyLock<[f32; 256]> =
+    LazyLock::new(|| from_fn(|bits| tiny(bits as u64, 2, 15, 0x7d)));
 
 /// An 8-bit float by its definition; codes from `first_nan` on are NaN, and before them e5m2 has
 /// its infinity.

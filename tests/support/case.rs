@@ -185,7 +185,9 @@ impl Case {
 
     fn bytes(&self, elements: impl Iterator<Item = u64>) -> Vec<u8> {
         let size = self.data_type.size();
-        elements.flat_map(|bits| bits.to_le_bytes().into_iter().take(size)).collect()
+        let mut bytes = Vec::with_capacity(size * elements.size_hint().0);
+        elements.for_each(|bits| bytes.extend_from_slice(&bits.to_le_bytes()[..size]));
+        bytes
     }
 
     fn send_content(&self, rank: usize) -> Option<Vec<u8>> {
