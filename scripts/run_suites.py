@@ -17,8 +17,8 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 from results import FAILING, count, outcome
-from suites import (LOGS, ROOT, SUITES, TARGET, USUAL, Command, Lacking, aarch64, abi, asan, distributed,
-                    examples, fuzz, integration, kernels, namespaces, torch, training, tsan)
+from suites import (LOGS, ROOT, SUITES, TARGET, USUAL, Command, Lacking, Together, aarch64, abi, asan,
+                    distributed, examples, fuzz, integration, kernels, namespaces, torch, training, tsan)
 from tools import Missing, nvcc, install_early, tensorflow_venv, torch_venv
 
 # A command that takes longer than this has hung: the slowest, with everything to compile, takes a
@@ -102,8 +102,8 @@ APART = [integration, abi, tsan, asan, aarch64, fuzz, examples]
 
 # Those that leave a core to others: the second of each pair begins with the first, and is waited for
 # when its turn comes. Fuzzing is compiled and runs on one core; namespaces wait for slow wires, and
-# training for its own processes.
-BESIDE = {aarch64: fuzz, training: namespaces}
+# training and torch for their own processes.
+BESIDE = {kernels: torch, aarch64: fuzz, training: namespaces}
 
 # The names of suites whose turn has come.
 begun = set()
@@ -154,6 +154,18 @@ def lacks(name, reason):
     return 1
 
 
+def run_command(command, log):
+    """Run one command of a suite; returns its status. What it prints is in the log."""
+    with log.open("w") as out:
+        out.write(f"$ {' '.join(command.words)}\n")
+        out.flush()
+        if not first_is_compiled.is_set():
+            if compiled := only_built(command):
+                execute(compiled, out)
+            first_is_compiled.set()
+        return execute(command, out)
+
+
 def run(suite):
     """Run one suite; returns its counts."""
     name, start = suite.__name__, time.monotonic()
@@ -169,28 +181,26 @@ def run(suite):
         if isinstance(command, Lacking):
             failed += lacks(command.name, command.reason)
             continue
-        line = " ".join(command.words)
-        begin = log.stat().st_size
-        with log.open("a") as out:
-            out.write(f"$ {line}\n")
-            out.flush()
-            if not first_is_compiled.is_set():
-                if compiled := only_built(command):
-                    execute(compiled, out)
-                first_is_compiled.set()
-            code = execute(command, out)
-        with log.open(errors="replace") as read:
-            read.seek(begin)
-            counts = count(read.read())
-        good, bad = outcome(command.words, code, *counts[:2])
-        passed, failed = passed + good, failed + bad
-        notes += counts[2]
-        idle += counts[3]
-        if bad:
-            why = "nothing was tested by " if code == 0 and not any(counts[:2]) else ""
-            print(f"{name}: failed: {why}{line} (see {log.relative_to(ROOT)})", flush=True)
-            if command.words[:2] == ["cargo", "build"]:
-                break
+        together = command.commands if isinstance(command, Together) else [command]
+        logs = [log.with_suffix(f".{number}.log") for number in range(len(together))]
+        with ThreadPoolExecutor(2) as pool:
+            codes = list(pool.map(run_command, together, logs))
+        for one, part, code in zip(together, logs, codes):
+            text = part.read_text(errors="replace")
+            part.unlink()
+            with log.open("a") as out:
+                out.write(text)
+            counts = count(text)
+            good, bad = outcome(one.words, code, *counts[:2])
+            passed, failed = passed + good, failed + bad
+            notes += counts[2]
+            idle += counts[3]
+            if bad:
+                why = "nothing was tested by " if code == 0 and not any(counts[:2]) else ""
+                line = " ".join(one.words)
+                print(f"{name}: failed: {why}{line} (see {log.relative_to(ROOT)})", flush=True)
+        if any(codes) and together[0].words[:2] == ["cargo", "build"]:
+            break
     for note in notes:
         print(f"{name}: {note}", flush=True)
     seconds = time.monotonic() - start

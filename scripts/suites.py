@@ -33,6 +33,13 @@ class Lacking:
         self.name, self.reason = name, reason
 
 
+class Together:
+    """Commands that run two at a time: many tests wait, and leave a core to others."""
+
+    def __init__(self, *commands):
+        self.commands = commands
+
+
 def where_there(name, programs, command):
     """The command of a part that needs these programs."""
     try:
@@ -97,7 +104,12 @@ def unit():
 
 def integration():
     """The integration tests: ranks as threads, processes and hosts, the C interface, the programs."""
-    return [cargo("test", "--no-fail-fast", *tests_named(*integration_tests())), cargo("test", "--doc")]
+    names, parts = integration_tests(), 8
+    return [
+        cargo("build", "--profile", "test", *tests_named(*names)),
+        Together(*(cargo("test", "--no-fail-fast", *tests_named(*names[part::parts])) for part in range(parts))),
+        cargo("test", "--doc"),
+    ]
 
 
 def loom():
