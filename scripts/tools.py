@@ -53,7 +53,8 @@ def installed(requirements, place):
                 shutil.rmtree(place, ignore_errors=True)
                 subprocess.run(make, **quiet)
         if not ready.exists():
-            downloaded([str(place / "bin/pip"), "-q", "install", *requirements])
+            # Of thousands of modules few are used, which Python compiles by itself.
+            downloaded([str(place / "bin/pip"), "-q", "install", "--no-compile", *requirements])
             ready.touch()
     except (OSError, subprocess.CalledProcessError) as error:
         names = ", ".join(requirements)
