@@ -142,7 +142,7 @@ def test_ranks_of_other_secrets_are_told(monkeypatch):
             return next(keys)
 
     monkeypatch.setattr(meet, "key_for_first_meeting", key)
-    short = timedelta(seconds=2)
+    store, short = dist.HashStore(), timedelta(seconds=2)
     results = on_ranks(2, lambda rank: meet.join_first(store, "key", rank, 2, short))
     texts = "|".join(str(error) for error in results)
     assert "the same RINGCOMM_SECRET, or none" in texts, texts
