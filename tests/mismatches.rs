@@ -453,3 +453,24 @@ fn processes_that_disagree_where_they_reach_each_others_buffers_all_fail_too() {
         }
     }
 }
+
+/// A root that only sends may be through before anybody can know that others have another one.
+#[test]
+fn roots_that_differ_are_told_by_the_goodbye_at_the_latest() {
+    let mut ranks = Ranks::start(3, &patient(), "", |comm, _| {
+        let rank = comm.rank();
+        let mut exact = Exact::new(DataType::Float32, 1000, 1000, rank);
+        let call = Call {
+            count: 1000,
+            root: rank.min(1),
+            ..Call::new(Collective::Broadcast, DataType::Float32)
+        };
+        let called = exact.run(comm, &call);
+        called.and_then(|()| comm.finalize()).unwrap_err().to_string()
+    });
+    let deadline = Instant::now() + Duration::from_secs(60);
+    for rank in 0..3 {
+        let text = ranks.end(rank, deadline).result.unwrap();
+        assert!(text.contains("root=0") && text.contains("root=1"), "rank {rank}: {text}");
+    }
+}

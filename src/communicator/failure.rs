@@ -1,9 +1,11 @@
 //! How a communicator fails: once and for all, and its peers learn of it at once.
 
+use super::exec::Engine;
 use super::gpu::Gpu;
 use super::{Communicator, WARNINGS};
-use crate::error::Error;
-use crate::executor::links::Pages;
+use crate::error::{Error, Result};
+use crate::executor::control_block::Life;
+use crate::executor::links::{Pages, Reach};
 use crate::os::thread_signals::{NoCancel, say};
 use crate::sync::Mutex;
 use crate::sync::atomic::Ordering::*;
@@ -18,6 +20,10 @@ pub type LastError = Arc<Mutex<Option<Error>>>;
 /// A visitor that has not left in this time is stopped: a slow core that copies 5 GB/s has moved
 /// ten gigabytes in it.
 const STOPPED: Duration = Duration::from_secs(2);
+
+/// What a rank that says goodbye gives others to come to its last call.
+const MOMENT: Duration = Duration::from_secs(1);
+
 /// A panic in the middle of an operation breaks the communicator: its connections are half used.
 pub(super) struct Unwinding<'a>(pub(super) &'a Communicator);
 
@@ -106,6 +112,33 @@ impl Communicator {
             self.health.aborted.store(true, Release);
         }
         is_interrupted
+    }
+
+    /// Tell the others that this rank takes part no more.
+    pub(super) fn leave(&self) {
+        self.health.pages.mine().leave();
+        self.health.publish();
+    }
+
+    /// A peer whose last calls are others than this rank's. Those of the machine get a moment to
+    /// come to the last.
+    pub(super) fn check_last_calls(&self, engine: &Engine) -> Result<()> {
+        let pages = &self.health.pages;
+        let Some(last) = pages.mine().completed().checked_sub(1) else { return Ok(()) };
+        let started = Instant::now();
+        for other in (0..self.nranks).filter(|other| *other != self.rank) {
+            let page = pages.of(other);
+            let is_here = || {
+                let is_near = engine.links.reach(other) != Reach::Network;
+                is_near && page.life() == Life::Working && !page.is_gone() && !self.is_broken()
+            };
+            let has_come = || page.completed() > last || page.record(last).is_some();
+            while !has_come() && is_here() && started.elapsed() < MOMENT {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            self.health.check_calls(other, last)?;
+        }
+        Ok(())
     }
 
     /// Fail everything running on this rank and tell the peers. From any thread.

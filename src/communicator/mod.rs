@@ -455,18 +455,18 @@ impl Communicator {
         shm_export::deregister(handle)
     }
 
-    /// Wait for every call that was started, then say goodbye to the peers.
+    /// Wait for every call that was started, then say goodbye to the peers; whether calls matched.
     pub fn finalize(&self) -> Result<()> {
         self.check_process()?;
         self.follow();
         let mut engine = self.engine.take();
         self.check()?;
         self.part(&mut engine);
+        let matched = self.check_last_calls(&engine);
         // Read under the turn, like `check`.
         self.finalized.store(true, Relaxed);
-        self.health.pages.mine().leave();
-        self.health.publish();
-        Ok(())
+        self.leave();
+        matched
     }
 }
 

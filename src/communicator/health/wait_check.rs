@@ -193,7 +193,7 @@ impl CommHealth {
 
 /// Earlier calls that are compared too: ranks that only send may all be through with a call before
 /// one of them can know that it was not the same. As many as a connection has slots.
-const LOOK_BACK: u64 = crate::transport::DEPTH as u64;
+pub(super) const LOOK_BACK: u64 = crate::transport::DEPTH as u64;
 
 /// How often a rank that has waited so long has told other hosts: first after 50 ms, which is no
 /// ordinary wait any more, at every doubling from there, and at every second.
@@ -331,8 +331,7 @@ impl<'a> OpWaitCheck<'a> {
     }
 
     fn mismatch(&self, peer: usize, mine: Operation, theirs: Operation) -> Error {
-        let (rank, peer) = (self.health.pages.rank, self.health.who(peer));
-        Error::Mismatch { rank, mine, peer, theirs: Box::new(theirs) }
+        self.health.mismatch(peer, mine, theirs)
     }
 
     /// The fingerprint of this operation, a collective.
@@ -462,20 +461,10 @@ impl<'a> OpWaitCheck<'a> {
         if page.life() == Life::Failed {
             return Err(self.health.remote(other, Some(self.operation())));
         }
-        let mine = pages.mine();
-        let recent = match self.is_collective() {
-            true => self.sequence.saturating_sub(LOOK_BACK)..=self.sequence,
-            false => return Ok(()),
-        };
-        for sequence in recent {
-            if let (Some(mine), Some(theirs)) = (mine.record(sequence), page.record(sequence))
-                && mine.fingerprint.load(Relaxed) != theirs.fingerprint.load(Relaxed)
-            {
-                let (mine, theirs) = (rank_state::operation(mine), rank_state::operation(theirs));
-                return Err(self.mismatch(other, mine, theirs));
-            }
+        match self.is_collective() {
+            true => self.health.check_calls(other, self.sequence),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// A dead peer matters unless it had already done its part of this operation.

@@ -285,11 +285,16 @@ pub unsafe extern "C" fn ringCommShrink(
 /// Wait for every call that was started on this rank, then say goodbye to the other ranks. Between
 /// hosts it waits until the machines of the others have all that this rank sent.
 ///
+/// Ranks whose last calls differ, as in their roots, are told here, where the calls themselves
+/// ended well: it waits up to a second for ranks of the machine that have not come to this rank's
+/// last call.
+///
 /// Calls that wait on a host stream are done first. The handle stays valid for questions and for
 /// `ringCommDestroy`; new calls are refused. A second time it does nothing.
 ///
 /// Errors: `ringInvalidUsage` in a group that holds calls of the communicator, and where that of
-/// another thread has not ended by the deadline; the error that broke the communicator.
+/// another thread has not ended by the deadline, or last calls differ; the error that broke the
+/// communicator.
 ///
 /// # Safety
 /// Safe for any argument.
