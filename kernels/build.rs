@@ -116,10 +116,14 @@ fn flags() -> Vec<String> {
     flags.push("-fmad=false".into());
     // Registers that do not suffice fail the build.
     flags.extend(["-Xptxas".into(), "-warn-spills,-warn-lmem-usage,-Werror".into()]);
-    for machine in MACHINES {
-        flags.push(format!("-gencode=arch=compute_{machine},code=sm_{machine}"));
+    // Newer devices have no instruction that the kernels use: what is portable is compiled once.
+    for version in [MACHINES[0], PORTABLE] {
+        let of = |machine: &&u32| (**machine >= PORTABLE) == (version == PORTABLE);
+        let machines = MACHINES.iter().filter(of).map(|machine| format!("sm_{machine}"));
+        let portable = (version == PORTABLE).then(|| format!("compute_{PORTABLE}"));
+        let codes: Vec<String> = machines.chain(portable).collect();
+        flags.push(format!("-gencode=arch=compute_{version},code=[{}]", codes.join(",")));
     }
-    flags.push(format!("-gencode=arch=compute_{PORTABLE},code=compute_{PORTABLE}"));
     flags
 }
 
