@@ -104,7 +104,7 @@ fn missing_ranks_are_listed() {
 
 #[test]
 fn the_dead_are_named() {
-    sweep("deaths", 800, &[Fault::Death]);
+    sweep("deaths", 400, &[Fault::Death]);
 }
 
 #[test]
@@ -145,5 +145,5 @@ fn all_faults_together_end_in_time() {
         Fault::Flip,
         Fault::Astray,
     ];
-    sweep("everything", 1000, &all);
+    sweep("everything", 500, &all);
 }

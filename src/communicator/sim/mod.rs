@@ -47,7 +47,7 @@ fn ranks_work_together_whatever_the_delays() {
 
 #[test]
 fn survivors_agree_and_work_on() {
-    let all = sweep("deaths", 600, &[Fault::Death]);
+    let all = sweep("deaths", 300, &[Fault::Death]);
     // Else there is little that this shows.
     let shows = all.deaths > 100 && all.deaths_shrinking > 10 && all.attempts > all.shrinks;
     assert!(shows || std::env::var_os("RINGCOMM_SEED").is_some());
