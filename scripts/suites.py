@@ -353,15 +353,21 @@ def torch_tests():
     return str(torch_venv() / "bin/python"), env
 
 
+# The programs of its documents, each a launch of its own.
+TORCH_DOCS = "python/tests/torch/test_docs.py"
+
+
 def torch():
     """The backend of torch.distributed: its own tests."""
     interpreter, env = torch_tests()
     return [cargo("build", "--release"),
-            Command(interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests/torch", env=env)]
+            Command(interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests/torch",
+                    f"--ignore={TORCH_DOCS}", env=env)]
 
 
 def distributed():
-    """The backend's types, PyTorch's own tests of a backend, and CUDA tensors on the driver without a GPU."""
+    """The backend's types and documents, PyTorch's own tests of a backend, and CUDA tensors on the driver
+    without a GPU."""
     interpreter, env = torch_tests()
     need("g++")
     return [
@@ -370,6 +376,7 @@ def distributed():
         Command(interpreter, "-m", "mypy", "--config-file=", "--strict", "--cache-dir",
                 str(TARGET / "mypy-cache"), "-p", "ringcomm.torch", "-p", "ringcomm.horovod.torch",
                 cwd=ROOT / "python"),
+        Command(interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", TORCH_DOCS, env=env),
         Command(interpreter, "python/tests/torch/distributed_suite.py", env=env),
         *build_fake_driver(),
         on_devices(torch_venv(), "cuda_torch", 2, "release/libringcomm.so"),
