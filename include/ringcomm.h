@@ -240,6 +240,10 @@ enum ringRedOp_t
     ringMin = 3,
     /**
      * The sum, as of `ringSum`, divided by the number of ranks; integers are truncated to zero.
+     * Where partial sums of float16 and 8-bit floats are rounded to the type, inputs are
+     * multiplied by the first 1/2^k that is at most 1/ranks: no average of finite values
+     * overflows, and values within 2^k of the type's smallest lose bits. Other floats overflow
+     * where their sum does.
      */
     ringAvg = 4,
     /**
@@ -694,11 +698,16 @@ ringResult_t ringCommShrink(ringComm_t comm,
  * Wait for every call that was started on this rank, then say goodbye to the other ranks. Between
  * hosts it waits until the machines of the others have all that this rank sent.
  *
+ * Ranks whose last calls differ, as in their roots, are told here, where the calls themselves
+ * ended well: it waits up to a second for ranks of the machine that have not come to this rank's
+ * last call.
+ *
  * Calls that wait on a host stream are done first. The handle stays valid for questions and for
  * `ringCommDestroy`; new calls are refused. A second time it does nothing.
  *
  * Errors: `ringInvalidUsage` in a group that holds calls of the communicator, and where that of
- * another thread has not ended by the deadline; the error that broke the communicator.
+ * another thread has not ended by the deadline, or last calls differ; the error that broke the
+ * communicator.
  *
  * Requires:
  * Safe for any argument.

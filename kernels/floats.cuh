@@ -153,7 +153,7 @@ template <class Self, class Real> struct FloatOperations {
     DEVICE static Real bit_and(Real a, Real) { return a; }
     DEVICE static Real bit_or(Real a, Real) { return a; }
     DEVICE static Real bit_xor(Real a, Real) { return a; }
-    DEVICE static Real divide(const Operation &op, Real value) { return value / Real(op.parts); }
+    DEVICE static Real divide(const Operation &op, Real value) { return value / Real(op.divisor); }
     /* By a power of two, which is to multiply by its reciprocal. */
     DEVICE static Real halve(Real value, uint32_t shift) {
         return value * Real(float_of((127 - shift) << 23));

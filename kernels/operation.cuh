@@ -18,16 +18,18 @@ struct Operation {
     bool scales;
     /* Finished values are divided. */
     bool divides;
-    /* What a mean divides by, and its logarithm if it has one. */
+    /* What a mean divides by, and its logarithm if it has one; the same for floats. */
     uint32_t shift;
     uint64_t parts;
+    double divisor;
 };
 
 /* DataType and ReduceOp in src/types.rs. */
 DEVICE Operation resolve(int32_t data_type, int32_t op, uint64_t parts) {
     const bool is_truth = data_type == 66;
     const bool is_unsigned = data_type == 1 || data_type == 3 || data_type == 5 || data_type == 65;
-    Operation result = {SUM, !is_unsigned, is_truth, op == 67, op == 4 && parts > 1, 0, parts};
+    Operation result = {SUM, !is_unsigned, is_truth, op == 67, op == 4 && parts > 1, 0, parts,
+                        double(parts)};
     while (result.shift < 63 && parts >> (result.shift + 1) != 0) result.shift++;
     switch (op) {
     case 1: result.code = is_truth ? AND : PROD; break;

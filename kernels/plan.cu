@@ -93,15 +93,18 @@ DEVICE void close_step(Run &run, const ringcomm_step &step, const ringcomm_end *
 /* What happens to the elements of a step. */
 DEVICE void describe(Run &run, const Operation &op, const ringcomm_step &step) {
     run.op = op;
+    /* A mean of inputs that are multiplied by a power of two: what is left to divide by. */
+    const bool shrinks = op.divides && run.call->scalar != 1.0;
+    if (shrinks) run.op.divisor *= run.call->scalar;
+    run.op.scales = (op.scales || shrinks) && step.scaled != RINGCOMM_NONE;
     if (step.flags & RINGCOMM_COPY) run.op.scales = run.op.is_truth = false;
-    if (step.scaled == RINGCOMM_NONE) run.op.scales = false;
     run.job = {run.ends,
                step.nsources,
                step.ntargets,
                nullptr,
                step.scaled,
                run.call->scalar,
-               (step.flags & RINGCOMM_FINISH) && op.divides};
+               (step.flags & RINGCOMM_FINISH) && op.divides && run.op.divisor != 1.0};
 }
 
 template <class K> DEVICE void move_spans(Run &run, const ringcomm_step &step,

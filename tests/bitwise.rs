@@ -224,7 +224,7 @@ fn eight_ranks_in_serial_order_equal_the_serial_loop() {
         let expected: Vec<u64> = OPS
             .iter()
             .map(|op| {
-                let parts = (*op == ReduceOp::Avg).then_some(8);
+                let parts = (*op == ReduceOp::Avg).then_some(8.0);
                 let rule = Rule { data_type, op: *op, parts, scaled: None };
                 let bytes: Vec<u8> = (0..count)
                     .flat_map(|index| {

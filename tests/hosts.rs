@@ -5,18 +5,19 @@
 
 mod support;
 
-use ringcomm::algorithm::{Algorithm, plan_on};
+use ringcomm::algorithm::{self, Algorithm, plan_on};
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::bootstrap::tcp::{AuthListener, NetworkConfig};
-use ringcomm::communicator::{Communicator, Message};
+use ringcomm::communicator::{Call, Communicator, Message};
 use ringcomm::config::{AddressFamily, Config, Protection};
 use ringcomm::plan::Collective;
 use ringcomm::plan::topology::Topology;
-use ringcomm::types::DataType;
+use ringcomm::types::{DataType, ReduceOp};
 use support::samples::{COPYING, REDUCING, SLOT, blocks_of, sample_on};
 use support::skips::skip;
 use support::{
-    Case, Prepared, Random, config, joined_hosts, on_hosts, small_slots, threads, wired,
+    Case, Prepared, Random, config, data, joined_hosts, on_hosts, on_threads, oracle, small_slots,
+    threads, wired,
 };
 
 /// Who lives with whom: alone, all in pairs, unevenly, in turns.
@@ -338,4 +339,66 @@ fn what_could_go_whole_is_cut_where_that_is_better_or_asked_for() {
     // Two ranks of a host have slots of 128 KiB, however many others there are.
     assert_eq!(cut(&[0, 0, 1], &wired(3, FAST)), 3);
     assert_eq!(cut(&[0, 0, 1, 2, 3, 4, 5, 6], &wired(8, FAST)), 2);
+}
+
+/// Narrow floats: the bits of the largest, and how far it is from its neighbour.
+const LARGEST: [(DataType, u64, f64); 3] = [
+    (DataType::Float16, 0x7bff, 1.0 / 1024.0),
+    (DataType::Float8e4m3, 0x7e, 1.0 / 8.0),
+    (DataType::Float8e5m2, 0x7b, 1.0 / 4.0),
+];
+
+/// The average over all ranks of so many elements that are the same everywhere.
+fn average(comm: &Communicator, data_type: DataType, bits: u64, count: usize) -> Vec<f64> {
+    let size = data_type.size();
+    let sent = bits.to_le_bytes()[..size].repeat(count);
+    let mut got = vec![0; sent.len()];
+    let call = Call {
+        send: sent.as_ptr(),
+        recv: got.as_mut_ptr(),
+        count,
+        op: ReduceOp::Avg,
+        ..Call::new(Collective::AllReduce, data_type)
+    };
+    // SAFETY: both buffers hold so many elements until the call has returned.
+    unsafe { comm.run(&call) }.expect("an average");
+    let value = |bytes: &[u8]| {
+        let mut wide = [0; 8];
+        wide[..size].copy_from_slice(bytes);
+        f64::from(oracle::decode(data_type, u64::from_le_bytes(wide)))
+    };
+    got.chunks_exact(size).map(value).collect()
+}
+
+fn assert_averages(comm: &Communicator) {
+    for (data_type, bits, step) in LARGEST {
+        let (largest, one) = (oracle::decode(data_type, bits), data::bits(data_type, 1.0));
+        for count in [1, 700, 40_000] {
+            let what = format!("{data_type}, {count}");
+            for got in average(comm, data_type, bits, count) {
+                assert!((got / f64::from(largest) - 1.0).abs() <= step, "{what}: {got}");
+            }
+            for got in average(comm, data_type, one, count) {
+                assert_eq!(got, 1.0, "{what}");
+            }
+        }
+    }
+}
+
+/// Sums of several hosts' ranks, or around a ring, are rounded to the type on their way, and would
+/// be beyond it.
+#[test]
+fn averages_of_the_largest_do_not_overflow_on_their_way() {
+    for hosts in [&[0, 0, 1][..], &[0, 0, 1, 1], &[0, 0, 1, 1, 2, 2, 3]] {
+        on_hosts(hosts, &patient(config()), assert_averages);
+    }
+    for algorithm in Algorithm::ALL {
+        let name = algorithm.name();
+        let config = Config { algorithm: Some(name.into()), ..patient(config()) };
+        for nranks in [2, 5, 7] {
+            if algorithm::plan(algorithm, Collective::AllReduce, 0, nranks, 0).is_some() {
+                on_threads(nranks, &config, assert_averages);
+            }
+        }
+    }
 }

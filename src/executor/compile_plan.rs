@@ -71,8 +71,6 @@ pub struct CompileShape<'a> {
     /// Bytes of an element.
     pub element: usize,
     pub reduction: Option<Reduction>,
-    /// Whether inputs are multiplied by the caller's scalar when they are read.
-    pub scales: bool,
     /// Bytes of a connection slot.
     pub slot_bytes: usize,
     /// Connections are deep enough to run plans in stages.
@@ -147,7 +145,7 @@ impl CompiledPlan {
             }
             let longest = pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0);
             let input = step.sources.iter().position(|source| *source == End::Input);
-            let scaled = if shape.scales { input } else { None };
+            let scaled = input.filter(|_| shape.reduction.is_some_and(|one| one.scales()));
             let finishes = |reduction: Reduction| step.finish && reduction.changes_one();
             steps.push(BoundStep {
                 slices: longest.div_ceil(slice_bytes).max(1),

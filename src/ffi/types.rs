@@ -109,6 +109,10 @@ pub enum ringRedOp_t {
     /// NaN wins.
     ringMin = 3,
     /// The sum, as of `ringSum`, divided by the number of ranks; integers are truncated to zero.
+    /// Where partial sums of float16 and 8-bit floats are rounded to the type, inputs are
+    /// multiplied by the first 1/2^k that is at most 1/ranks: no average of finite values
+    /// overflows, and values within 2^k of the type's smallest lose bits. Other floats overflow
+    /// where their sum does.
     ringAvg = 4,
     /// Bitwise and, of integers and bool.
     ringBand = 64,

@@ -7,7 +7,7 @@ mod sweeps;
 
 use fenced::Fenced;
 use oracle::Rule;
-use ringcomm::device::host::{self, InstructionSet, Job, Reduction};
+use ringcomm::device::host::{self, InstructionSet, Job, Reduction, shrinking};
 use ringcomm::types::{DataType, ReduceOp};
 use sweeps::{Random, sweeps};
 
@@ -130,8 +130,11 @@ impl Manner {
 }
 
 fn run(rule: &Rule, manner: &Manner, sources: &[Vec<u8>]) -> Vec<Vec<u8>> {
-    let parts = rule.parts.unwrap_or(3);
+    // A mean of inputs that are multiplied.
+    let shrinks = rule.scaled.filter(|_| rule.op == ReduceOp::Avg).map(|(_, factor)| factor);
+    let parts = (rule.parts.unwrap_or(3.0) / shrinks.unwrap_or(1.0)) as usize;
     let reduction = Reduction::with(manner.set, rule.data_type, rule.op, parts).unwrap();
+    let reduction = if shrinks.is_some() { reduction.by_parts() } else { reduction };
     let length = sources[0].len();
     let mut inputs: Vec<_> = sources
         .iter()
@@ -219,9 +222,15 @@ fn sweep(data_type: DataType) {
             for count in COUNTS {
                 let mut column = || (0..count).map(|_| random.element(data_type)).collect();
                 let sources: Vec<Vec<u64>> = (0..nsources).map(|_| column()).collect();
-                let parts = (op == ReduceOp::Avg && count % 3 != 1).then_some(nsources + count % 2);
+                let parts = (nsources + count % 2) as f64;
+                let parts = (op == ReduceOp::Avg && count % 3 != 1).then_some(parts);
                 let scaled = (op == ReduceOp::PreMulSum && count % 5 != 3)
                     .then_some((count % nsources, [2.0, -3.0, 0.5, 7.0][count % 4]));
+                let shrinks = parts
+                    .filter(|_| count / 2 % 2 == 1)
+                    .and_then(|parts| Some((count % nsources, shrinking(data_type, op, parts)?)));
+                let parts = parts.map(|parts| parts * shrinks.map_or(1.0, |(_, factor)| factor));
+                let scaled = scaled.or(shrinks);
                 check(&Rule { data_type, op, parts, scaled }, &sources, &mut turn);
             }
         }
@@ -239,7 +248,8 @@ fn pairs(data_type: DataType, partners: &[u64]) {
         for op in [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max] {
             check(&Rule { data_type, op, parts: None, scaled: None }, &sources, &mut turn);
         }
-        let (parts, scaled) = (Some(3), Some((0, f64::from(oracle::decode(data_type, *partner)))));
+        let (parts, scaled) =
+            (Some(3.0), Some((0, f64::from(oracle::decode(data_type, *partner)))));
         check(&Rule { data_type, op: ReduceOp::Avg, parts, scaled: None }, &sources, &mut turn);
         let op = ReduceOp::PreMulSum;
         check(&Rule { data_type, op, parts: None, scaled }, &sources, &mut turn);

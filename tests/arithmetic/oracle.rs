@@ -11,7 +11,7 @@ pub struct Rule {
     pub data_type: DataType,
     pub op: ReduceOp,
     /// What to divide by, where the result is a mean and this is its last step.
-    pub parts: Option<usize>,
+    pub parts: Option<f64>,
     /// The source to multiply, and by what.
     pub scaled: Option<(usize, f64)>,
 }
@@ -65,7 +65,7 @@ fn integer(rule: &Rule, sources: &[u64]) -> u64 {
         ReduceOp::Bxor => a ^ b,
         _ => wrap(a + b),
     });
-    (total.unwrap() / rule.parts.unwrap_or(1) as i128) as u64
+    (total.unwrap() / rule.parts.unwrap_or(1.0) as i128) as u64
 }
 
 macro_rules! fold {
@@ -103,7 +103,7 @@ fn double(rule: &Rule, sources: &[u64]) -> u64 {
         _ => f64::from_bits(*bits),
     });
     let total = fold!(f64, rule.op, values);
-    let total = rule.parts.map_or(total, |parts| total / parts as f64);
+    let total = rule.parts.map_or(total, |parts| total / parts);
     if total.is_nan() { nan(DataType::Float64) } else { total.to_bits() }
 }
 

@@ -6,8 +6,8 @@ use crate::data::{Guarded, Random, Rule, difference};
 use crate::library::{Args, Kernels, kernels, kind};
 use crate::reference::{Memory, reference};
 use crate::wires::{Control, Wires};
-use ringcomm::algorithm::{Algorithm, plan};
-use ringcomm::device::host::Reduction;
+use ringcomm::algorithm::{Algorithm, plan, serial_order};
+use ringcomm::device::host::{Reduction, shrinking};
 use ringcomm::executor::chunk_layout::Layout;
 use ringcomm::executor::compile_plan::{CompileShape, CompiledPlan, Cut};
 use ringcomm::executor::device_p2p::Programs;
@@ -53,13 +53,13 @@ impl Case {
         let layout = Layout::new(collective, rank, nranks, own.nchunks, extent.count, None);
         let element = rule.data_type.size();
         let reduction = Reduction::new(rule.data_type, rule.op, nranks).unwrap();
+        let reduction = if self.by_parts() { reduction.by_parts() } else { reduction };
         let mut bound = CompiledPlan::new(
             &own,
             CompileShape {
                 layout: &layout,
                 element,
                 reduction: collective.reduces().then_some(reduction),
-                scales: collective.reduces() && rule.op == ReduceOp::PreMulSum,
                 slot_bytes: self.slot_bytes,
                 pipelined: self.depth >= ringcomm::plan::PIPELINE_DEPTH,
                 cut: Cut::new((0..nranks).filter_map(of), &layout, element),
@@ -73,6 +73,11 @@ impl Case {
         Some(bound)
     }
 
+    /// Whether sums of some inputs are rounded to the type on their way.
+    fn by_parts(&self) -> bool {
+        !serial_order(self.algorithm, self.collective)
+    }
+
     /// Every rank's plans, by channel.
     fn bounds(&self) -> Option<Vec<Vec<CompiledPlan>>> {
         let channels = |rank| (0..self.channels).map(|channel| self.bind(rank, channel)).collect();
@@ -80,12 +85,16 @@ impl Case {
     }
 
     fn memories(&self, bounds: &[Vec<CompiledPlan>], random: &mut Random) -> Vec<Memory> {
-        let count = self.nranks * self.count;
+        let (count, rule) = (self.nranks * self.count, self.rule);
+        let shrinks = shrinking(rule.data_type, rule.op, self.nranks as f64);
         let memory = |rank: usize| Memory {
             input: random.elements(self.rule.data_type, count),
             output: vec![0x5a; count * self.rule.data_type.size()],
             scratch: bounds[rank].iter().map(|bound| vec![0; bound.scratch_bytes]).collect(),
-            scalar: [0.5, -3.0, 2.0, 7.0][rank % 4],
+            scalar: match rule.op {
+                ReduceOp::Avg => shrinks.filter(|_| self.by_parts()).unwrap_or(1.0),
+                _ => [0.5, -3.0, 2.0, 7.0][rank % 4],
+            },
         };
         (0..self.nranks).map(memory).collect()
     }
@@ -160,7 +169,11 @@ fn check(kernels: &Kernels, case: &Case, random: &mut Random) -> bool {
     let Some(bounds) = case.bounds() else { return false };
     let mut memories = case.memories(&bounds, random);
     let got = case.run(kernels, &bounds, &memories);
-    reference(&bounds, &mut memories, &Rule { parts: case.nranks, ..case.rule });
+    reference(
+        &bounds,
+        &mut memories,
+        &Rule { parts: case.nranks, by_parts: case.by_parts(), ..case.rule },
+    );
     for (rank, memory) in memories.iter().enumerate() {
         let difference = difference(&got[rank], &memory.output, case.rule.data_type.size());
         assert_eq!(difference, None, "rank {rank} of {case:?}");

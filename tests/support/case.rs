@@ -146,20 +146,29 @@ impl Case {
     fn reduced(&self, index: usize, sources: &mut Vec<u64>) -> u64 {
         let rule = Rule { data_type: self.data_type, op: self.op, parts: None, scaled: None };
         sources.clear();
+        let mean = self.op == ReduceOp::Avg && self.nranks > 1;
+        let nhosts = self.hosts.iter().max().map_or(0, |last| last + 1);
+        // Sums of hosts are rounded to the type: inputs are made smaller, by a power of two.
+        let is_narrow = matches!(
+            self.data_type,
+            DataType::Float16 | DataType::Float8e4m3 | DataType::Float8e5m2
+        );
+        let by_parts = mean && is_narrow && (2..self.nranks).contains(&nhosts);
+        let shrinks = if by_parts { (self.nranks.next_power_of_two() as f64).recip() } else { 1.0 };
         for rank in 0..self.nranks {
             let raw = self.element(rank, index);
             sources.push(match self.op {
+                _ if by_parts => reduce(&Rule { scaled: Some((0, shrinks)), ..rule }, &[raw]),
                 ReduceOp::PreMulSum => {
                     reduce(&Rule { scaled: Some((0, self.scalar(rank))), ..rule }, &[raw])
                 }
                 _ => raw,
             });
         }
-        let mean = self.op == ReduceOp::Avg && self.nranks > 1;
         if self.op == ReduceOp::PreMulSum && self.nranks == 1 {
             return sources[0];
         }
-        let whole = Rule { parts: mean.then_some(self.nranks), ..rule };
+        let whole = Rule { parts: mean.then_some(self.nranks as f64 * shrinks), ..rule };
         if self.hosts.is_empty() {
             return reduce(&whole, sources);
         }
@@ -168,7 +177,6 @@ impl Case {
             let inputs = (0..self.nranks).filter(on_host).map(|rank| sources[rank]);
             reduce(&rule, &inputs.collect::<Vec<_>>())
         };
-        let nhosts = self.hosts.iter().max().map_or(0, |last| last + 1);
         reduce(&whole, &(0..nhosts).map(part).collect::<Vec<_>>())
     }
 

@@ -13,6 +13,7 @@
 //! wider than 8 bits, and with denormals, of which exact products have none.
 
 use super::oracle;
+use ringcomm::device::host::shrinking;
 use ringcomm::types::{DataType, ReduceOp};
 
 /// A prime near 1,000: long against any vector or cache line, short against L1 in every type.
@@ -143,7 +144,7 @@ fn generate(
     }
     match (draw, op) {
         (Draw::Exact, ReduceOp::Prod) => exact_factor(data_type, nranks, rank, own, shared),
-        (Draw::Exact, _) => exact_term(data_type, nranks, rank, own, shared),
+        (Draw::Exact, _) => exact_term(data_type, op, nranks, [rank, own as usize], shared),
         _ => ordered(data_type, op, index, own),
     }
 }
@@ -199,7 +200,13 @@ fn ordered(data_type: DataType, op: ReduceOp, index: usize, own: u64) -> u64 {
 
 /// `k * unit`, with the sum of all |k| below half the type's precision (a pre-multiplied sum
 /// doubles them), so that no order of adding rounds.
-fn exact_term(data_type: DataType, nranks: usize, rank: usize, own: u64, shared: u64) -> u64 {
+fn exact_term(
+    data_type: DataType,
+    op: ReduceOp,
+    nranks: usize,
+    [rank, own]: [usize; 2],
+    shared: u64,
+) -> u64 {
     let (_, fraction) = oracle::fields(data_type);
     // 2^20 distinct multiples are plenty where the type has more.
     let room = 1usize << fraction.min(20);
@@ -208,10 +215,12 @@ fn exact_term(data_type: DataType, nranks: usize, rank: usize, own: u64, shared:
         return 0;
     }
     let most = (room / nranks).max(1) as i64;
-    let multiple = (own % (2 * most as u64 + 1)) as i64 - most;
-    // A fourth of the places are multiples of the smallest denormal.
+    let multiple = (own % (2 * most as usize + 1)) as i64 - most;
+    // A fourth of the places are multiples of the smallest denormal, but where an average makes
+    // inputs smaller.
     let exponent = [0, -1, 1][(shared >> 20) as usize % 3];
-    let denormal = (shared >> 30).is_multiple_of(4);
+    let shrinks = shrinking(data_type, op, nranks as f64).is_some();
+    let denormal = (shared >> 30).is_multiple_of(4) && !shrinks;
     small_multiple(data_type, multiple, exponent, denormal)
 }
 

@@ -17,7 +17,6 @@ use crate::executor::compile_plan::{CompileShape, CompiledPlan, Cut};
 use crate::executor::direct::program::Direct;
 use crate::executor::shm_two_shot::ShmTwoShot;
 use crate::plan::{Collective, PIPELINE_DEPTH, Plan};
-use crate::types::ReduceOp;
 
 impl PlanContext {
     /// A call's shape, ready to run. Says nothing of any buffer.
@@ -37,9 +36,10 @@ impl PlanContext {
             Layout::new(call.collective, rank, nranks, plan.nchunks, call.count, call.vector)
         };
         let element = call.data_type.size();
-        let scales = call.op == ReduceOp::PreMulSum && call.collective.reduces();
         let reduction = || Reduction::new(call.data_type, call.op, nranks);
         let reduction = call.collective.reduces().then(reduction).transpose()?;
+        let by_parts = !serial_order(chosen.slots.algorithm, call.collective);
+        let reduction = reduction.map(|one| if by_parts { one.by_parts() } else { one });
         let plans_of = |algorithm: Algorithm| (0..nranks).map(move |of| plan_of(algorithm, of));
         let plan = plan_of(chosen.slots.algorithm, rank).spread(self.stride());
         let layout = layout_for(&plan);
@@ -48,7 +48,6 @@ impl PlanContext {
             layout: &layout,
             element,
             reduction,
-            scales,
             slot_bytes: self.message_bytes((chosen.slots.algorithm, call.collective), cut.whole),
             pipelined: self.geometry.depth >= PIPELINE_DEPTH,
             cut,

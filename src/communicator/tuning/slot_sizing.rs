@@ -317,7 +317,6 @@ mod tests {
                     layout: &layout,
                     element,
                     reduction: None,
-                    scales: false,
                     slot_bytes,
                     pipelined: false,
                     cut: Cut::new(plans, &layout, element),

@@ -186,9 +186,9 @@ impl<R: Register, F: Format> Number for Float<R, F> {
 
 impl<R: Register, F: Format> Mean for Float<R, F> {
     #[inline(always)]
-    unsafe fn divide(self, parts: usize) -> Self {
+    unsafe fn divide(self, divisor: f64) -> Self {
         // SAFETY: the caller's promise, handed on.
-        Float(unsafe { self.0.fdiv(Self::splat(parts as f32).0) }, PhantomData)
+        Float(unsafe { self.0.fdiv(Self::splat(divisor as f32).0) }, PhantomData)
     }
     #[inline(always)]
     unsafe fn scale(self, scalar: f64) -> Self {
@@ -284,9 +284,9 @@ impl<R: Register64> Number for Double<R> {
 
 impl<R: Register64> Mean for Double<R> {
     #[inline(always)]
-    unsafe fn divide(self, parts: usize) -> Self {
+    unsafe fn divide(self, divisor: f64) -> Self {
         // SAFETY: the caller's promise, handed on.
-        Double(unsafe { self.0.fdiv(R::splat((parts as f64).to_bits())) })
+        Double(unsafe { self.0.fdiv(R::splat(divisor.to_bits())) })
     }
     #[inline(always)]
     unsafe fn scale(self, scalar: f64) -> Self {

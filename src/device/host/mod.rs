@@ -67,7 +67,11 @@ impl<'a> Job<'a> {
 pub struct Reduction {
     data_type: DataType,
     op: ReduceOp,
-    parts: usize,
+    /// What a mean's sum is divided by: the number of inputs, times `shrinks` where there is one.
+    divisor: f64,
+    /// What a mean's inputs are multiplied by, where sums of some are rounded to the type on their
+    /// way.
+    shrinks: Option<f64>,
     /// Bytes of an element, and elements as the kernels count them: bytes for bitwise operations.
     size: usize,
     units: usize,
@@ -103,7 +107,21 @@ impl Reduction {
         ];
         let size = data_type.size();
         let units = if bitwise { size } else { 1 };
-        Ok(Reduction { data_type, op, parts, size, units, choices })
+        let divisor = parts as f64;
+        Ok(Reduction { data_type, op, divisor, shrinks: None, size, units, choices })
+    }
+
+    /// The same for a plan in which sums of some inputs are rounded to the type on their way: a
+    /// mean of narrow floats is that of smaller inputs, so that no such sum is beyond the type.
+    pub fn by_parts(self) -> Reduction {
+        let shrinks = shrinking(self.data_type, self.op, self.divisor);
+        Reduction { divisor: self.divisor * shrinks.unwrap_or(1.0), shrinks, ..self }
+    }
+
+    /// Whether inputs are multiplied when they are read: by the caller's scalar, or to be summed in
+    /// parts.
+    pub fn scales(&self) -> bool {
+        self.op == ReduceOp::PreMulSum || self.shrinks.is_some()
     }
 
     pub fn data_type(&self) -> DataType {
@@ -116,7 +134,7 @@ impl Reduction {
 
     /// Whether the result of one source that is not scaled may differ from it.
     pub fn changes_one(&self) -> bool {
-        self.op == ReduceOp::Avg && self.parts > 1 || self.data_type == DataType::Bool
+        self.op == ReduceOp::Avg && self.divisor != 1.0 || self.data_type == DataType::Bool
     }
 
     /// Run a job: `target[i] = finish(source_0[i] op source_1[i] op ...)` for every target.
@@ -131,28 +149,31 @@ impl Reduction {
     #[inline]
     pub unsafe fn run(&self, job: &Job) {
         debug_assert!(!job.targets.is_empty() && !job.sources.is_empty());
-        let divide = job.finish && self.op == ReduceOp::Avg && self.parts > 1;
-        let scales = job.scaled.is_some() || !job.scalars.is_empty();
-        let scale = scales && self.op == ReduceOp::PreMulSum;
+        let divide = job.finish && self.op == ReduceOp::Avg && self.divisor != 1.0;
+        let scale = (job.scaled.is_some() || !job.scalars.is_empty()) && self.scales();
+        if scale && let Some(scalar) = self.shrinks.filter(|own| *own != job.scalar) {
+            // SAFETY: the caller's promise, handed on.
+            return unsafe { self.run(&Job { scalar, ..*job }) };
+        }
         // SAFETY: the caller's promise, handed on.
         unsafe {
             if job.sources.len() == 1 && !divide && !scale && self.data_type != DataType::Bool {
                 return self.copy(job);
             }
             let count = job.count * self.units;
-            let parts = if divide { self.parts } else { 1 };
+            let divisor = if divide { self.divisor } else { 1.0 };
             let choices = &self.choices;
             let full = divide || scale;
             if job.streaming > 0 {
-                return self.stream(job, count, full, parts);
+                return self.stream(job, count, full, divisor);
             }
-            span(choices, job, 0, count, full, parts);
+            span(choices, job, 0, count, full, divisor);
         }
     }
 
     /// Up to where the first target is aligned, from there past the cache, and the rest. Targets
     /// that lie otherwise than the first are written through the cache.
-    unsafe fn stream(&self, job: &Job, count: usize, full: bool, parts: usize) {
+    unsafe fn stream(&self, job: &Job, count: usize, full: bool, divisor: f64) {
         let [wide, narrower @ ..] = &self.choices;
         let unit = self.size / self.units;
         let missing_of = |target: &*mut u8| target.addr().wrapping_neg() % (wide.lanes * unit);
@@ -165,14 +186,14 @@ impl Reduction {
         // on the first target is aligned.
         unsafe {
             if !missing.is_multiple_of(unit) || count < 2 * wide.lanes {
-                return span(&self.choices, &cached, 0, count, full, parts);
+                return span(&self.choices, &cached, 0, count, full, divisor);
             }
             let lead = missing / unit;
             let end = lead + (count - lead) / wide.lanes * wide.lanes;
-            span(narrower, &cached, 0, lead, full, parts);
-            span(std::slice::from_ref(wide), &streamed, lead, end, full, parts);
+            span(narrower, &cached, 0, lead, full, divisor);
+            span(std::slice::from_ref(wide), &streamed, lead, end, full, divisor);
             streaming_copy::fence();
-            span(narrower, &cached, end, count, full, parts);
+            span(narrower, &cached, end, count, full, divisor);
         }
     }
 
@@ -186,6 +207,15 @@ impl Reduction {
     }
 }
 
+/// What inputs of a mean over so many are multiplied by where sums of some are rounded to the type:
+/// the power of two for which no sum is larger than the largest input. Floats with the range of the
+/// arithmetic itself overflow in any order.
+pub fn shrinking(data_type: DataType, op: ReduceOp, parts: f64) -> Option<f64> {
+    use DataType::{Float8e4m3, Float8e5m2, Float16};
+    let is_narrow = matches!(data_type, Float16 | Float8e4m3 | Float8e5m2);
+    (op == ReduceOp::Avg && is_narrow).then(|| parts.log2().ceil().exp2().recip())
+}
+
 /// Reduce elements `start..end`: whole vectors of each choice, the widest first.
 #[inline(always)]
 unsafe fn span(
@@ -194,7 +224,7 @@ unsafe fn span(
     mut start: usize,
     end: usize,
     full: bool,
-    parts: usize,
+    divisor: f64,
 ) {
     for choice in choices {
         // Lanes are a power of two.
@@ -202,7 +232,7 @@ unsafe fn span(
         if stop > start {
             let kernel = if full { choice.full } else { choice.plain };
             // SAFETY: the caller's promise, handed on, for whole vectors.
-            unsafe { kernel(job, start, stop, parts) };
+            unsafe { kernel(job, start, stop, divisor) };
             start = stop;
         }
     }

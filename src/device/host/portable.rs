@@ -61,8 +61,8 @@ impl<T: Integer, const N: usize> Number for Lanes<T, N> {
 
 impl<T: Integer, const N: usize> Mean for Lanes<T, N> {
     #[inline(always)]
-    unsafe fn divide(self, parts: usize) -> Self {
-        Lanes(self.0.map(|value| value.divide(parts)))
+    unsafe fn divide(self, divisor: f64) -> Self {
+        Lanes(self.0.map(|value| value.divide(divisor)))
     }
     #[inline(always)]
     unsafe fn scale(self, scalar: f64) -> Self {

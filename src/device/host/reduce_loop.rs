@@ -9,9 +9,9 @@
 use super::Job;
 use super::vector::{ElementOp, Vector};
 
-/// `(job, start, end, parts)`: reduce elements `start..end`, whole vectors, then divide by `parts`
-/// where that is more than 1. Streaming targets are aligned at `start`.
-pub type ReduceLoop = unsafe fn(&Job, usize, usize, usize);
+/// `(job, start, end, divisor)`: reduce elements `start..end`, whole vectors, then divide by
+/// `divisor` where that is not 1. Streaming targets are aligned at `start`.
+pub type ReduceLoop = unsafe fn(&Job, usize, usize, f64);
 
 /// Vectors in a block: four independent chains hide the latency of an addition (4 cycles on x86
 /// cores of the last decade) and leave registers for the operands.
@@ -26,7 +26,7 @@ pub unsafe fn blocks<V: Vector, O: ElementOp<V>>(
     job: &Job,
     start: usize,
     end: usize,
-    parts: usize,
+    divisor: f64,
 ) {
     let mut offset = start;
     // SAFETY: the caller's promise, handed on, and no block passes `end`.
@@ -39,22 +39,22 @@ pub unsafe fn blocks<V: Vector, O: ElementOp<V>>(
         // vectors have conversions to hide.
         let few = job.targets.len() <= FEW_TARGETS;
         if job.streaming > 0 && few && V::LANES * V::SIZE >= 32 {
-            return singles::<V, O>(job, start, end, parts);
+            return singles::<V, O>(job, start, end, divisor);
         }
         if let (true, [first, second]) = (O::PAIRS, job.sources) {
             // Known to be two, the sources stay in registers: the step of every ring.
             let sources = [*first, *second];
             while offset + BLOCK * V::LANES <= end {
-                block::<V, O, BLOCK>(job, &sources, offset, parts);
+                block::<V, O, BLOCK>(job, &sources, offset, divisor);
                 offset += BLOCK * V::LANES;
             }
         } else {
             while offset + BLOCK * V::LANES <= end {
-                block::<V, O, BLOCK>(job, job.sources, offset, parts);
+                block::<V, O, BLOCK>(job, job.sources, offset, divisor);
                 offset += BLOCK * V::LANES;
             }
         }
-        singles::<V, O>(job, offset, end, parts);
+        singles::<V, O>(job, offset, end, divisor);
     }
 }
 
@@ -64,7 +64,7 @@ pub unsafe fn singles<V: Vector, O: ElementOp<V>>(
     job: &Job,
     start: usize,
     end: usize,
-    parts: usize,
+    divisor: f64,
 ) {
     let mut offset = start;
     // SAFETY: the caller's promise, handed on.
@@ -72,12 +72,12 @@ pub unsafe fn singles<V: Vector, O: ElementOp<V>>(
         if let (true, [first, second]) = (O::PAIRS, job.sources) {
             let sources = [*first, *second];
             while offset < end {
-                block::<V, O, 1>(job, &sources, offset, parts);
+                block::<V, O, 1>(job, &sources, offset, divisor);
                 offset += V::LANES;
             }
         } else {
             while offset < end {
-                block::<V, O, 1>(job, job.sources, offset, parts);
+                block::<V, O, 1>(job, job.sources, offset, divisor);
                 offset += V::LANES;
             }
         }
@@ -90,7 +90,7 @@ unsafe fn block<V: Vector, O: ElementOp<V>, const N: usize>(
     job: &Job,
     sources: &[*const u8],
     offset: usize,
-    parts: usize,
+    divisor: f64,
 ) {
     let position = offset * V::SIZE;
     let stride = V::LANES * V::SIZE;
@@ -125,7 +125,7 @@ unsafe fn block<V: Vector, O: ElementOp<V>, const N: usize>(
             index += 1;
         }
         if O::FULL {
-            values = values.map(|value| O::finish(value, parts));
+            values = values.map(|value| O::finish(value, divisor));
         }
         let mut index = 0;
         while index < job.targets.len() {

@@ -145,9 +145,9 @@ const fn lanes(bytes: usize, size: usize) -> usize {
 portable!(Portable, 16);
 portable!(Single, 1);
 
-unsafe fn shell<V: Vector, O: ElementOp<V>>(job: &Job, start: usize, end: usize, parts: usize) {
+unsafe fn shell<V: Vector, O: ElementOp<V>>(job: &Job, start: usize, end: usize, divisor: f64) {
     // SAFETY: portable vectors need no instruction beyond the target's own.
-    unsafe { singles::<V, O>(job, start, end, parts) }
+    unsafe { singles::<V, O>(job, start, end, divisor) }
 }
 
 fn plain<I: Isa, V: Vector, O: ElementOp<V>>() -> ReduceKernels {

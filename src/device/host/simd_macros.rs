@@ -64,10 +64,10 @@ macro_rules! isa {
             job: &Job,
             start: usize,
             end: usize,
-            parts: usize,
+            divisor: f64,
         ) {
             // SAFETY: this function enables what the vectors of this file need.
-            unsafe { blocks::<V, O>(job, start, end, parts) }
+            unsafe { blocks::<V, O>(job, start, end, divisor) }
         }
 
         impl Isa for $isa {

@@ -47,7 +47,7 @@ unsafe fn stream(target: *mut u8, source: *const u8, bytes: usize) {
     // SAFETY: the caller's promise, handed on.
     unsafe {
         match union {
-            Some(union) => union.stream(&job, bytes, false, 1),
+            Some(union) => union.stream(&job, bytes, false, 1.0),
             None => std::ptr::copy(source, target, bytes),
         }
     }

@@ -31,8 +31,8 @@ pub trait Number: Vector {
 
 /// Vectors with what a mean and a pre-multiplied sum need.
 pub trait Mean: Number {
-    /// The mean's last step: divide by `parts`.
-    unsafe fn divide(self, parts: usize) -> Self;
+    /// The mean's last step: divide by `divisor`.
+    unsafe fn divide(self, divisor: f64) -> Self;
     /// Times `scalar`, rounded to the element's type.
     unsafe fn scale(self, scalar: f64) -> Self;
 }
@@ -56,7 +56,7 @@ pub trait ElementOp<V: Vector> {
         value
     }
     /// Applied once, before the store.
-    unsafe fn finish(value: V, _parts: usize) -> V {
+    unsafe fn finish(value: V, _divisor: f64) -> V {
         value
     }
 }
@@ -99,9 +99,9 @@ impl<V: Mean> ElementOp<V> for FullSum {
         unsafe { value.scale(scalar) }
     }
     #[inline(always)]
-    unsafe fn finish(value: V, parts: usize) -> V {
+    unsafe fn finish(value: V, divisor: f64) -> V {
         // SAFETY: the caller's promise, handed on.
-        unsafe { if parts > 1 { value.divide(parts) } else { value } }
+        unsafe { if divisor != 1.0 { value.divide(divisor) } else { value } }
     }
 }
 
@@ -113,7 +113,7 @@ pub trait Integer: Copy {
     fn least(self, other: Self) -> Self;
     fn greatest(self, other: Self) -> Self;
     /// Towards zero, in a type wide enough for both.
-    fn divide(self, parts: usize) -> Self;
+    fn divide(self, divisor: f64) -> Self;
     /// The scalar's whole part, wrapped to the type.
     fn from_scalar(scalar: f64) -> Self;
 }
@@ -138,10 +138,9 @@ macro_rules! integer {
                 Ord::max(self, other)
             }
             #[inline(always)]
-            fn divide(self, parts: usize) -> Self {
+            fn divide(self, divisor: f64) -> Self {
                 // A divisor beyond the wide type is beyond the dividend too.
-                let parts = <$wide>::try_from(parts).unwrap_or(<$wide>::MAX);
-                (self as $wide / parts) as $type
+                (self as $wide / divisor as $wide) as $type
             }
             #[inline(always)]
             fn from_scalar(scalar: f64) -> Self {

@@ -415,7 +415,7 @@ impl KernelLauncher {
             input: own.input,
             output: own.output,
             scratch: self.parts.scratch,
-            scalar: work.scalars[self.rank],
+            scalar: work.factor(self.rank),
             programs,
             sends: self.parts.sends,
             receives: self.parts.receives,

@@ -25,8 +25,9 @@ pub use plan_programs::Programs;
 pub use sizing::P2pSizing;
 
 use super::device_work::RankBuffers;
-use crate::algorithm::Algorithm;
+use crate::algorithm::{Algorithm, serial_order};
 use crate::device::cuda::copied_as;
+use crate::device::host::shrinking;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 
@@ -59,6 +60,17 @@ pub struct KernelWork<'a> {
 }
 
 impl KernelWork<'_> {
+    /// What a plan multiplies this rank's input by.
+    fn factor(&self, rank: usize) -> f64 {
+        match self.way {
+            _ if self.op != ReduceOp::Avg => self.scalars[rank],
+            KernelPath::Plan(algorithm) if !serial_order(algorithm, self.collective) => {
+                shrinking(self.data_type, self.op, self.places.len() as f64).unwrap_or(1.0)
+            }
+            _ => 1.0,
+        }
+    }
+
     /// What pieces of the ranks' buffers move elements as: copies what all are aligned to.
     pub fn moved_as(&self) -> DataType {
         if self.collective.reduces() {

@@ -5,7 +5,7 @@
 
 use super::KernelWork;
 use super::sizing::{DEPTH, P2pSizing};
-use crate::algorithm::{self, Algorithm};
+use crate::algorithm::{self, Algorithm, serial_order};
 use crate::device::cuda::{Address, abi};
 use crate::device::host::Reduction;
 use crate::error::Result;
@@ -14,7 +14,6 @@ use crate::executor::compile_plan::{BoundStep, CompileShape, CompiledPlan, Cut};
 use crate::executor::device_work::grain;
 use crate::plan::partition::Partition;
 use crate::plan::{Collective, End, PIPELINE_DEPTH};
-use crate::types::ReduceOp;
 
 /// A chunk of a channel has so many bytes before another channel is of use: 512 threads with two
 /// bytes each. Fewer leave most of a block without work, and every channel has its flags.
@@ -44,6 +43,8 @@ impl Programs {
             true => Some(Reduction::new(work.data_type, work.op, nranks)?),
             false => None,
         };
+        let by_parts = !serial_order(algorithm, work.collective);
+        let reduction = reduction.map(|one| if by_parts { one.by_parts() } else { one });
         let element = work.data_type.size();
         let channels = channels(work, geometry);
         // Slots begin at a line: what is cut elsewhere has no alignment with them in common, and
@@ -58,7 +59,6 @@ impl Programs {
                 layout: &layout,
                 element,
                 reduction,
-                scales: reduces && work.op == ReduceOp::PreMulSum,
                 slot_bytes: geometry.slot_bytes,
                 pipelined: DEPTH >= PIPELINE_DEPTH,
                 cut: Cut::new(plans.iter().cloned(), &layout, element),
