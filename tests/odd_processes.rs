@@ -206,6 +206,17 @@ fn where_processes_cannot_be_watched_a_death_is_seen_all_the_same() {
     all_but_one_are_told(ranks);
 }
 
+/// A container's filter may refuse event counters, which ranks of one machine can do without.
+#[test]
+fn where_event_counters_are_refused_ranks_of_a_machine_meet_all_the_same() {
+    let mut ranks = Ranks::start_apart(3, &config(), "", |seat, _| {
+        deny(libc::SYS_eventfd2);
+        gather(&seat.join(), 3);
+        String::new()
+    });
+    (0..3).for_each(|rank| assert_eq!(ranks.end(rank, soon()).result.as_deref(), Ok("")));
+}
+
 #[test]
 fn a_rank_that_becomes_another_program_is_missed_at_once() {
     let ranks = Ranks::start(3, &config(), "", |comm, _| {

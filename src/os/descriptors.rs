@@ -2,7 +2,7 @@
 
 use crate::fork::ForkSafeMutex;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::fcntl_dupfd_cloexec;
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// The first number that is nobody's input or output.
@@ -32,6 +32,8 @@ pub fn room_for(most: usize) -> (usize, rustix::io::Result<()>) {
         };
         match next {
             Ok(descriptor) => taken.push(descriptor),
+            // A call that is refused altogether is told where it is needed.
+            Err(Errno::PERM | Errno::NOSYS) if taken.is_empty() => break,
             Err(error) => return (taken.len(), Err(error)),
         }
     }
