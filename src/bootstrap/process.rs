@@ -27,7 +27,9 @@ pub(super) fn random(bytes: &mut [u8]) -> Result<()> {
         match getrandom(rest, GetRandomFlags::empty()) {
             Ok(got) => done += got,
             Err(Errno::INTR) => {}
-            Err(error) => return Err(Error::os("reading the kernel's random generator", error)),
+            Err(error) => {
+                return Err(Error::os("reading the kernel's random generator (getrandom)", error));
+            }
         }
     }
     Ok(())
