@@ -284,7 +284,7 @@ impl WaitCheck for OpWaitCheck<'_> {
         }
         let theirs = self.sent_by(peer, expected, come)?;
         let mine = self.awaited(peer, expected)?;
-        Some(self.mismatch(peer, mine, theirs))
+        Some(self.health.mismatch(peer, mine, theirs))
     }
 }
 
@@ -328,10 +328,6 @@ impl<'a> OpWaitCheck<'a> {
 
     fn is_collective(&self) -> bool {
         self.descriptor.collective.is_some()
-    }
-
-    fn mismatch(&self, peer: usize, mine: Operation, theirs: Operation) -> Error {
-        self.health.mismatch(peer, mine, theirs)
     }
 
     /// The fingerprint of this operation, a collective.
