@@ -266,3 +266,18 @@ const PASSING: [Errno; 11] = [
     Errno::OPNOTSUPP,
     Errno::NETUNREACH,
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_on_the_network_of_the_root_come_first() {
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let (other, same) = (at("[2001:db8::1]:1"), at("127.0.0.5:1"));
+        let before = PREFERRED.lock().replace(at("127.0.0.1:0").ip());
+        let routes = OsNetwork.routes(&[other, same]);
+        *PREFERRED.lock() = before;
+        assert_eq!(routes, [same, other]);
+    }
+}
