@@ -11,10 +11,11 @@ use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Devices that get machine code: the first of each family that runs it as it is.
-const MACHINES: [u32; 4] = [80, 90, 100, 120];
-/// What the driver compiles for all others: the oldest that has every instruction in use.
-const PORTABLE: u32 = 90;
+/// What is compiled, and for which devices: the first of each family that runs machine code as it
+/// is, and what the driver compiles for all others. The oldest that has every instruction in use
+/// serves all after it.
+const COMPILED: [(u32, &str); 2] = [(80, "sm_80"), (90, "sm_90,sm_100,sm_120,compute_90")];
+
 /// Where the tests install one, and a file that they take away then. Cargo builds again when a file
 /// that it watches is no more; the folder itself, where nobody ever makes it, would be missing each
 /// time.
@@ -116,13 +117,8 @@ fn flags() -> Vec<String> {
     flags.push("-fmad=false".into());
     // Registers that do not suffice fail the build.
     flags.extend(["-Xptxas".into(), "-warn-spills,-warn-lmem-usage,-Werror".into()]);
-    // Newer devices have no instruction that the kernels use: what is portable is compiled once.
-    for version in [MACHINES[0], PORTABLE] {
-        let of = |machine: &&u32| (**machine >= PORTABLE) == (version == PORTABLE);
-        let machines = MACHINES.iter().filter(of).map(|machine| format!("sm_{machine}"));
-        let portable = (version == PORTABLE).then(|| format!("compute_{PORTABLE}"));
-        let codes: Vec<String> = machines.chain(portable).collect();
-        flags.push(format!("-gencode=arch=compute_{version},code=[{}]", codes.join(",")));
+    for (version, devices) in COMPILED {
+        flags.push(format!("-gencode=arch=compute_{version},code=[{devices}]"));
     }
     flags
 }
@@ -194,7 +190,7 @@ fn compile(nvcc: &Nvcc) -> PathBuf {
     for flag in flags() {
         build.flag(flag);
     }
-    // A machine's code on each core; the result is the same.
+    // Every core compiles for a device of its own; the result is the same.
     build.flag("--threads=0");
     let objects = build.file("kernels/ringcomm.cu").compile_intermediates();
     objects.into_iter().next().expect("one source gives one fatbin")

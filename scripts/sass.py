@@ -19,7 +19,7 @@ KINDS = ["w1", "w2", "w4", "w8", "e4m3", "e5m2", "f16", "bf16", "f32", "f64"]
 KERNELS = [f"ringcomm_{family}_{kind}" for family in ("reduce", "plan", "oneshot") for kind in KINDS]
 KERNELS += ["ringcomm_costs", "ringcomm_delay"]
 DEVICES = ["sm_80", "sm_90", "sm_100", "sm_120"]
-# kernels/build.rs, PORTABLE.
+# kernels/build.rs, COMPILED.
 PORTABLE = "sm_90"
 # What a thread of a block of 512 has: kernels/abi.h, RINGCOMM_THREADS.
 MOST_REGISTERS = 128
