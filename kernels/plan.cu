@@ -94,9 +94,9 @@ DEVICE void close_step(Run &run, const ringcomm_step &step, const ringcomm_end *
 DEVICE void describe(Run &run, const Operation &op, const ringcomm_step &step) {
     run.op = op;
     /* A mean of inputs that are multiplied by a power of two: what is left to divide by. */
-    const bool shrinks = op.divides && run.call->scalar != 1.0;
-    if (shrinks) run.op.divisor *= run.call->scalar;
-    run.op.scales = (op.scales || shrinks) && step.scaled != RINGCOMM_NONE;
+    const bool prescale = op.divides && run.call->scalar != 1.0;
+    if (prescale) run.op.divisor *= run.call->scalar;
+    run.op.scales = (op.scales || prescale) && step.scaled != RINGCOMM_NONE;
     if (step.flags & RINGCOMM_COPY) run.op.scales = run.op.is_truth = false;
     run.job = {run.ends,
                step.nsources,

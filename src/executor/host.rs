@@ -318,7 +318,7 @@ unsafe fn move_piece(
             let job = Job {
                 finish: step.finish,
                 scaled: step.scaled,
-                scalar: run.buffers.scalar,
+                scalar: reduction.factor(run.buffers.scalar),
                 streaming,
                 ..Job::new(targets, sources, bytes >> run.bound.element_shift)
             };

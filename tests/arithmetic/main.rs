@@ -7,7 +7,7 @@ mod sweeps;
 
 use fenced::Fenced;
 use oracle::Rule;
-use ringcomm::device::host::{self, InstructionSet, Job, Reduction, shrinking};
+use ringcomm::device::host::{self, InstructionSet, Job, Reduction, prescale_factor};
 use ringcomm::types::{DataType, ReduceOp};
 use sweeps::{Random, sweeps};
 
@@ -131,10 +131,10 @@ impl Manner {
 
 fn run(rule: &Rule, manner: &Manner, sources: &[Vec<u8>]) -> Vec<Vec<u8>> {
     // A mean of inputs that are multiplied.
-    let shrinks = rule.scaled.filter(|_| rule.op == ReduceOp::Avg).map(|(_, factor)| factor);
-    let parts = (rule.parts.unwrap_or(3.0) / shrinks.unwrap_or(1.0)) as usize;
+    let prescale = rule.scaled.filter(|_| rule.op == ReduceOp::Avg).map(|(_, factor)| factor);
+    let parts = (rule.parts.unwrap_or(3.0) / prescale.unwrap_or(1.0)) as usize;
     let reduction = Reduction::with(manner.set, rule.data_type, rule.op, parts).unwrap();
-    let reduction = if shrinks.is_some() { reduction.by_parts() } else { reduction };
+    let reduction = if prescale.is_some() { reduction.with_partial_sums() } else { reduction };
     let length = sources[0].len();
     let mut inputs: Vec<_> = sources
         .iter()
@@ -226,11 +226,11 @@ fn sweep(data_type: DataType) {
                 let parts = (op == ReduceOp::Avg && count % 3 != 1).then_some(parts);
                 let scaled = (op == ReduceOp::PreMulSum && count % 5 != 3)
                     .then_some((count % nsources, [2.0, -3.0, 0.5, 7.0][count % 4]));
-                let shrinks = parts
-                    .filter(|_| count / 2 % 2 == 1)
-                    .and_then(|parts| Some((count % nsources, shrinking(data_type, op, parts)?)));
-                let parts = parts.map(|parts| parts * shrinks.map_or(1.0, |(_, factor)| factor));
-                let scaled = scaled.or(shrinks);
+                let prescale = parts.filter(|_| count / 2 % 2 == 1).and_then(|parts| {
+                    Some((count % nsources, prescale_factor(data_type, op, parts)?))
+                });
+                let parts = parts.map(|parts| parts * prescale.map_or(1.0, |(_, factor)| factor));
+                let scaled = scaled.or(prescale);
                 check(&Rule { data_type, op, parts, scaled }, &sources, &mut turn);
             }
         }

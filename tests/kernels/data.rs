@@ -89,14 +89,14 @@ pub struct Rule {
     pub parts: usize,
     pub finish: bool,
     /// Whether sums of some inputs are rounded to the type on their way.
-    pub by_parts: bool,
+    pub partial_sums: bool,
     /// The source to multiply, and by what.
     pub scaled: Option<(usize, f64)>,
 }
 
 impl Rule {
     pub fn new(data_type: DataType, op: ReduceOp) -> Rule {
-        Rule { data_type, op, parts: 1, finish: false, by_parts: false, scaled: None }
+        Rule { data_type, op, parts: 1, finish: false, partial_sums: false, scaled: None }
     }
 }
 
@@ -104,7 +104,7 @@ impl Rule {
 pub fn on_the_host(rule: &Rule, sources: &[Vec<u8>]) -> Vec<u8> {
     let mut result = vec![0; sources[0].len()];
     let reduction = Reduction::new(rule.data_type, rule.op, rule.parts).unwrap();
-    let reduction = if rule.by_parts { reduction.by_parts() } else { reduction };
+    let reduction = if rule.partial_sums { reduction.with_partial_sums() } else { reduction };
     let reads: Vec<*const u8> = sources.iter().map(|source| source.as_ptr()).collect();
     let writes = [result.as_mut_ptr()];
     let job = Job {

@@ -7,7 +7,7 @@ use crate::library::{Args, Kernels, kernels, kind};
 use crate::reference::{Memory, reference};
 use crate::wires::{Control, Wires};
 use ringcomm::algorithm::{Algorithm, plan, serial_order};
-use ringcomm::device::host::{Reduction, shrinking};
+use ringcomm::device::host::{Reduction, prescale_factor};
 use ringcomm::executor::chunk_layout::Layout;
 use ringcomm::executor::compile_plan::{CompileShape, CompiledPlan, Cut};
 use ringcomm::executor::device_p2p::Programs;
@@ -53,7 +53,8 @@ impl Case {
         let layout = Layout::new(collective, rank, nranks, own.nchunks, extent.count, None);
         let element = rule.data_type.size();
         let reduction = Reduction::new(rule.data_type, rule.op, nranks).unwrap();
-        let reduction = if self.by_parts() { reduction.by_parts() } else { reduction };
+        let reduction =
+            if self.has_partial_sums() { reduction.with_partial_sums() } else { reduction };
         let mut bound = CompiledPlan::new(
             &own,
             CompileShape {
@@ -74,7 +75,7 @@ impl Case {
     }
 
     /// Whether sums of some inputs are rounded to the type on their way.
-    fn by_parts(&self) -> bool {
+    fn has_partial_sums(&self) -> bool {
         !serial_order(self.algorithm, self.collective)
     }
 
@@ -86,13 +87,13 @@ impl Case {
 
     fn memories(&self, bounds: &[Vec<CompiledPlan>], random: &mut Random) -> Vec<Memory> {
         let (count, rule) = (self.nranks * self.count, self.rule);
-        let shrinks = shrinking(rule.data_type, rule.op, self.nranks as f64);
+        let prescale = prescale_factor(rule.data_type, rule.op, self.nranks as f64);
         let memory = |rank: usize| Memory {
             input: random.elements(self.rule.data_type, count),
             output: vec![0x5a; count * self.rule.data_type.size()],
             scratch: bounds[rank].iter().map(|bound| vec![0; bound.scratch_bytes]).collect(),
             scalar: match rule.op {
-                ReduceOp::Avg => shrinks.filter(|_| self.by_parts()).unwrap_or(1.0),
+                ReduceOp::Avg => prescale.filter(|_| self.has_partial_sums()).unwrap_or(1.0),
                 _ => [0.5, -3.0, 2.0, 7.0][rank % 4],
             },
         };
@@ -172,7 +173,7 @@ fn check(kernels: &Kernels, case: &Case, random: &mut Random) -> bool {
     reference(
         &bounds,
         &mut memories,
-        &Rule { parts: case.nranks, by_parts: case.by_parts(), ..case.rule },
+        &Rule { parts: case.nranks, partial_sums: case.has_partial_sums(), ..case.rule },
     );
     for (rank, memory) in memories.iter().enumerate() {
         let difference = difference(&got[rank], &memory.output, case.rule.data_type.size());

@@ -153,12 +153,13 @@ impl Case {
             self.data_type,
             DataType::Float16 | DataType::Float8e4m3 | DataType::Float8e5m2
         );
-        let by_parts = mean && is_narrow && (2..self.nranks).contains(&nhosts);
-        let shrinks = if by_parts { (self.nranks.next_power_of_two() as f64).recip() } else { 1.0 };
+        let partial_sums = mean && is_narrow && (2..self.nranks).contains(&nhosts);
+        let prescale =
+            if partial_sums { (self.nranks.next_power_of_two() as f64).recip() } else { 1.0 };
         for rank in 0..self.nranks {
             let raw = self.element(rank, index);
             sources.push(match self.op {
-                _ if by_parts => reduce(&Rule { scaled: Some((0, shrinks)), ..rule }, &[raw]),
+                _ if partial_sums => reduce(&Rule { scaled: Some((0, prescale)), ..rule }, &[raw]),
                 ReduceOp::PreMulSum => {
                     reduce(&Rule { scaled: Some((0, self.scalar(rank))), ..rule }, &[raw])
                 }
@@ -168,7 +169,7 @@ impl Case {
         if self.op == ReduceOp::PreMulSum && self.nranks == 1 {
             return sources[0];
         }
-        let whole = Rule { parts: mean.then_some(self.nranks as f64 * shrinks), ..rule };
+        let whole = Rule { parts: mean.then_some(self.nranks as f64 * prescale), ..rule };
         if self.hosts.is_empty() {
             return reduce(&whole, sources);
         }

@@ -13,7 +13,7 @@
 //! wider than 8 bits, and with denormals, of which exact products have none.
 
 use super::oracle;
-use ringcomm::device::host::shrinking;
+use ringcomm::device::host::prescale_factor;
 use ringcomm::types::{DataType, ReduceOp};
 
 /// A prime near 1,000: long against any vector or cache line, short against L1 in every type.
@@ -144,7 +144,7 @@ fn generate(
     }
     match (draw, op) {
         (Draw::Exact, ReduceOp::Prod) => exact_factor(data_type, nranks, rank, own, shared),
-        (Draw::Exact, _) => exact_term(data_type, op, nranks, [rank, own as usize], shared),
+        (Draw::Exact, _) => exact_term(data_type, op, nranks, rank, own, shared),
         _ => ordered(data_type, op, index, own),
     }
 }
@@ -204,7 +204,8 @@ fn exact_term(
     data_type: DataType,
     op: ReduceOp,
     nranks: usize,
-    [rank, own]: [usize; 2],
+    rank: usize,
+    own: u64,
     shared: u64,
 ) -> u64 {
     let (_, fraction) = oracle::fields(data_type);
@@ -215,12 +216,12 @@ fn exact_term(
         return 0;
     }
     let most = (room / nranks).max(1) as i64;
-    let multiple = (own % (2 * most as usize + 1)) as i64 - most;
+    let multiple = (own % (2 * most as u64 + 1)) as i64 - most;
     // A fourth of the places are multiples of the smallest denormal, but where an average makes
     // inputs smaller.
     let exponent = [0, -1, 1][(shared >> 20) as usize % 3];
-    let shrinks = shrinking(data_type, op, nranks as f64).is_some();
-    let denormal = (shared >> 30).is_multiple_of(4) && !shrinks;
+    let prescale = prescale_factor(data_type, op, nranks as f64).is_some();
+    let denormal = (shared >> 30).is_multiple_of(4) && !prescale;
     small_multiple(data_type, multiple, exponent, denormal)
 }
 

@@ -38,8 +38,9 @@ impl PlanContext {
         let element = call.data_type.size();
         let reduction = || Reduction::new(call.data_type, call.op, nranks);
         let reduction = call.collective.reduces().then(reduction).transpose()?;
-        let by_parts = !serial_order(chosen.slots.algorithm, call.collective);
-        let reduction = reduction.map(|one| if by_parts { one.by_parts() } else { one });
+        let partial_sums = !serial_order(chosen.slots.algorithm, call.collective);
+        let reduction =
+            reduction.map(|one| if partial_sums { one.with_partial_sums() } else { one });
         let plans_of = |algorithm: Algorithm| (0..nranks).map(move |of| plan_of(algorithm, of));
         let plan = plan_of(chosen.slots.algorithm, rank).spread(self.stride());
         let layout = layout_for(&plan);

@@ -67,11 +67,11 @@ impl<'a> Job<'a> {
 pub struct Reduction {
     data_type: DataType,
     op: ReduceOp,
-    /// What a mean's sum is divided by: the number of inputs, times `shrinks` where there is one.
+    /// What a mean's sum is divided by: the number of inputs, times `prescale` where there is one.
     divisor: f64,
     /// What a mean's inputs are multiplied by, where sums of some are rounded to the type on their
     /// way.
-    shrinks: Option<f64>,
+    prescale: Option<f64>,
     /// Bytes of an element, and elements as the kernels count them: bytes for bitwise operations.
     size: usize,
     units: usize,
@@ -108,20 +108,25 @@ impl Reduction {
         let size = data_type.size();
         let units = if bitwise { size } else { 1 };
         let divisor = parts as f64;
-        Ok(Reduction { data_type, op, divisor, shrinks: None, size, units, choices })
+        Ok(Reduction { data_type, op, divisor, prescale: None, size, units, choices })
     }
 
     /// The same for a plan in which sums of some inputs are rounded to the type on their way: a
     /// mean of narrow floats is that of smaller inputs, so that no such sum is beyond the type.
-    pub fn by_parts(self) -> Reduction {
-        let shrinks = shrinking(self.data_type, self.op, self.divisor);
-        Reduction { divisor: self.divisor * shrinks.unwrap_or(1.0), shrinks, ..self }
+    pub fn with_partial_sums(self) -> Reduction {
+        let prescale = prescale_factor(self.data_type, self.op, self.divisor);
+        Reduction { divisor: self.divisor * prescale.unwrap_or(1.0), prescale, ..self }
     }
 
     /// Whether inputs are multiplied when they are read: by the caller's scalar, or to be summed in
     /// parts.
     pub fn scales(&self) -> bool {
-        self.op == ReduceOp::PreMulSum || self.shrinks.is_some()
+        self.op == ReduceOp::PreMulSum || self.prescale.is_some()
+    }
+
+    /// What they are multiplied by, where the caller's scalar is this.
+    pub fn factor(&self, scalar: f64) -> f64 {
+        self.prescale.unwrap_or(scalar)
     }
 
     pub fn data_type(&self) -> DataType {
@@ -151,10 +156,6 @@ impl Reduction {
         debug_assert!(!job.targets.is_empty() && !job.sources.is_empty());
         let divide = job.finish && self.op == ReduceOp::Avg && self.divisor != 1.0;
         let scale = (job.scaled.is_some() || !job.scalars.is_empty()) && self.scales();
-        if scale && let Some(scalar) = self.shrinks.filter(|own| *own != job.scalar) {
-            // SAFETY: the caller's promise, handed on.
-            return unsafe { self.run(&Job { scalar, ..*job }) };
-        }
         // SAFETY: the caller's promise, handed on.
         unsafe {
             if job.sources.len() == 1 && !divide && !scale && self.data_type != DataType::Bool {
@@ -210,7 +211,7 @@ impl Reduction {
 /// What inputs of a mean over so many are multiplied by where sums of some are rounded to the type:
 /// the power of two for which no sum is larger than the largest input. Floats with the range of the
 /// arithmetic itself overflow in any order.
-pub fn shrinking(data_type: DataType, op: ReduceOp, parts: f64) -> Option<f64> {
+pub fn prescale_factor(data_type: DataType, op: ReduceOp, parts: f64) -> Option<f64> {
     use DataType::{Float8e4m3, Float8e5m2, Float16};
     let is_narrow = matches!(data_type, Float16 | Float8e4m3 | Float8e5m2);
     (op == ReduceOp::Avg && is_narrow).then(|| parts.log2().ceil().exp2().recip())

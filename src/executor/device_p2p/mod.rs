@@ -27,7 +27,7 @@ pub use sizing::P2pSizing;
 use super::device_work::RankBuffers;
 use crate::algorithm::{Algorithm, serial_order};
 use crate::device::cuda::copied_as;
-use crate::device::host::shrinking;
+use crate::device::host::prescale_factor;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 
@@ -65,7 +65,7 @@ impl KernelWork<'_> {
         match self.way {
             _ if self.op != ReduceOp::Avg => self.scalars[rank],
             KernelPath::Plan(algorithm) if !serial_order(algorithm, self.collective) => {
-                shrinking(self.data_type, self.op, self.places.len() as f64).unwrap_or(1.0)
+                prescale_factor(self.data_type, self.op, self.places.len() as f64).unwrap_or(1.0)
             }
             _ => 1.0,
         }

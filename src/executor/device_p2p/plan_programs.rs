@@ -43,8 +43,9 @@ impl Programs {
             true => Some(Reduction::new(work.data_type, work.op, nranks)?),
             false => None,
         };
-        let by_parts = !serial_order(algorithm, work.collective);
-        let reduction = reduction.map(|one| if by_parts { one.by_parts() } else { one });
+        let partial_sums = !serial_order(algorithm, work.collective);
+        let reduction =
+            reduction.map(|one| if partial_sums { one.with_partial_sums() } else { one });
         let element = work.data_type.size();
         let channels = channels(work, geometry);
         // Slots begin at a line: what is cut elsewhere has no alignment with them in common, and

@@ -320,6 +320,7 @@ pub(super) unsafe fn work_on(
         match work.reduction {
             Some(reduction) => {
                 room.scalars.clear();
+                debug_assert!(reduction.factor(1.0) == 1.0, "inputs come together in one step");
                 if reduction.op() == ReduceOp::PreMulSum {
                     // Sources are inputs, each with the factor of its rank.
                     let factor = |place: &BlockRef| room.bases[place.rank].scalar;
