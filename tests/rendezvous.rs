@@ -13,7 +13,9 @@ use ringcomm::ffi::comm::lifecycle::ringCommDestroy;
 use ringcomm::ffi::comm::query::{ringCommCount, ringCommUserRank, ringGetLastError};
 use ringcomm::ffi::types::ringResult_t::{ringInvalidArgument, ringSuccess};
 use ringcomm::ffi::types::*;
+use rustix::net;
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::ptr::{null, null_mut};
@@ -337,8 +339,11 @@ fn a_port_that_stays_taken_is_told_with_what_to_do() {
 /// A rank that finds nobody where rank 0 would listen knows of no other that is missing.
 #[test]
 fn rank_0_is_missing_where_nobody_listens() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let all = [apart(free), vec![set("RINGCOMM_TIMEOUT_MS", 300)]].concat();
+    // Bound, so that nobody else gets the port: who connects is refused.
+    let silent = net::socket(net::AddressFamily::INET, net::SocketType::STREAM, None).unwrap();
+    net::bind(&silent, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let port = SocketAddr::try_from(net::getsockname(&silent).unwrap()).unwrap().port();
+    let all = [apart(port), vec![set("RINGCOMM_TIMEOUT_MS", 300)]].concat();
     let text = outcome(start(&[by_hand(3)(1), all].concat()));
     assert!(text.contains("had not met (rank 1 of 3 ("), "{text}");
     assert!(text.contains("missing of 3 ranks: [0]; rank 1 tried"), "{text}");
