@@ -225,7 +225,7 @@ def abi():
     need("nm", "readelf")
     env = {"RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so"), **libclang()}
     return [
-        cargo("build", "--release"),
+        Together(cargo("build", "--release"), cargo("build", "--profile", "test", "--tests", "-p", "ringcomm-abi")),
         cargo("test", "--no-fail-fast", "-p", "ringcomm-abi", env=env),
     ]
 
