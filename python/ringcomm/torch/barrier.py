@@ -83,7 +83,7 @@ class MonitoredBarriers:
             return
         text = (
             f"Rank {self._rank} successfully reached monitoredBarrier, but received errors while "
-            "waiting for rank 0: see there which rank is at fault"
+            "waiting for send/recv from rank 0, which says which rank is at fault"
         )
         if not came:
             text = (
