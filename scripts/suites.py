@@ -377,7 +377,8 @@ def distributed():
                 str(TARGET / "mypy-cache"), "-p", "ringcomm.torch", "-p", "ringcomm.horovod.torch",
                 cwd=ROOT / "python"),
         Command(interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", TORCH_DOCS, env=env),
-        Command(interpreter, "python/tests/torch/distributed_suite.py", env=env),
+        *(Command(interpreter, "python/tests/torch/distributed_suite.py", "--ranks", ranks, env=env)
+          for ranks in ("2", "3", "4")),
         *build_fake_driver(),
         on_devices(torch_venv(), "cuda_torch", 2, "release/libringcomm.so"),
     ]

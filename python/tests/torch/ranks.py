@@ -1,5 +1,5 @@
 """Ranks as forked processes, which begin in a tenth of a second; the parent itself only imports
-torch."""
+torch, with what DistributedDataParallel imports of it: that takes seconds."""
 
 import multiprocessing
 import multiprocessing.connection
@@ -11,6 +11,7 @@ import traceback
 from datetime import timedelta
 
 import torch
+import torch._dynamo  # noqa: F401
 import torch.distributed as dist
 
 import ringcomm.torch  # noqa: F401

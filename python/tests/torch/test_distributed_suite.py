@@ -35,12 +35,12 @@ def floor(monkeypatch):
 
 
 def test_what_is_known_is_not_run_again(floor, monkeypatch):
-    monkeypatch.setattr(distributed_suite, "PASSED", {RELEASE: 90})
+    monkeypatch.setattr(distributed_suite, "PASSED", {RELEASE: {2: 90}})
     assert floor() == (90, [])
 
 
 def test_gloo_says_it_for_other_releases(floor, monkeypatch):
-    monkeypatch.setattr(distributed_suite, "PASSED", {"0.1": 90})
+    monkeypatch.setattr(distributed_suite, "PASSED", {"0.1": {2: 90}, RELEASE: {3: 90}})
     least, started = floor()
     assert least == 87 and started[0][2:] == ["--backend", "gloo", "--ranks", "2"]
 

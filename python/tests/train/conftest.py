@@ -10,3 +10,6 @@ PYTHON = Path(__file__).resolve().parents[2]
 # order.
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path[:0] = [str(PYTHON / "examples"), str(PYTHON / "tests/shared")]
+
+# What optimizers import when they are first used: seconds in every rank that is forked.
+import torch._dynamo  # noqa: E402, F401
