@@ -17,7 +17,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 from results import FAILING, count, outcome
-from suites import (LOGS, ROOT, SUITES, TARGET, USUAL, Command, Lacking, Together, aarch64, abi, asan,
+from suites import (LOGS, ROOT, SUITES, TARGET, USUAL, Command, Lacking, Together, aarch64, asan,
                     distributed, examples, fuzz, integration, kernels, namespaces, torch, training, tsan)
 from tools import Missing, nvcc, install_early, tensorflow_venv, torch_venv
 
@@ -97,8 +97,9 @@ def only_built(command):
     return Command(*words, env=command.env, cwd=command.cwd)
 
 
-# Those that are compiled while others before them compile or wait: first what takes long on one core.
-EARLY = [examples, integration, abi, tsan, asan, aarch64, fuzz]
+# Those that are compiled while others before them compile or wait: first what takes long on one core. They have what
+# comes next in Cargo's directory of tests, or directories of their own: nobody waits for the lock.
+EARLY = [examples, integration, tsan, asan, aarch64, fuzz]
 
 # Those that leave a core to others: the second of each pair begins with the first, and is waited for
 # when its turn comes. Fuzzing is compiled and runs on one core; namespaces wait for slow wires, and
