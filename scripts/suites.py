@@ -358,7 +358,8 @@ TORCH_DOCS = "python/tests/torch/test_docs.py"
 
 
 def torch():
-    """The backend of torch.distributed: its own tests."""
+    """The backend of torch.distributed: its own tests, but for the programs of its documents, which run in the suite
+    `distributed`."""
     interpreter, env = torch_tests()
     return [cargo("build", "--release"),
             Command(interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests/torch",
