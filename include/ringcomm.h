@@ -463,7 +463,7 @@ typedef struct ringExplain_t {
      */
     char transport[RING_NAME_BYTES];
     /**
-     * Parallel lanes: those of a hierarchical algorithm, times the sockets to a peer on another
+     * Parallel channels: those of a hierarchical algorithm, times the sockets to a peer on another
      * host (`RINGCOMM_NSOCKS`); on devices, the connections that a plan is spread over.
      */
     size_t channels;

@@ -357,7 +357,7 @@ static VARIABLES: [Variable; 14] = [
 ];
 
 /// How much is printed, by NCCL's words or as a number.
-fn level(text: &str) -> std::result::Result<u32, String> {
+pub(crate) fn level(text: &str) -> std::result::Result<u32, String> {
     match text.trim() {
         "NONE" => Ok(0),
         "WARN" => Ok(1),

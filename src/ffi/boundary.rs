@@ -4,7 +4,8 @@
 //! `Result`, and this file turns it into a code and keeps the text, for the thread and, where there
 //! is one, for the communicator.
 
-use super::calls::dispatch;
+use crate::communicator::enqueue;
+use crate::config::level;
 use crate::error::{Error, Result};
 use crate::ffi::object::{self, Comm};
 use crate::ffi::types::{ringComm_t, ringResult_t};
@@ -84,7 +85,7 @@ pub fn run_on(comm: ringComm_t, body: impl FnOnce(&Comm) -> Result<()>) -> ringR
 /// Run a function of a communicator that a group may keep for later: a refusal fails the group.
 #[inline]
 pub fn run_call(comm: ringComm_t, body: impl FnOnce(&Comm) -> Result<()>) -> ringResult_t {
-    run_noting(comm, body, dispatch::refuse)
+    run_noting(comm, body, enqueue::refuse)
 }
 
 #[inline]
@@ -149,7 +150,7 @@ fn for_c(text: &str) -> CString {
 /// `RINGCOMM_DEBUG`, where no communicator's configuration says it. Read at every failure, which
 /// is rare, so that it needs no state.
 fn debug_of_environment() -> u32 {
-    variable("RINGCOMM_DEBUG").and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+    variable("RINGCOMM_DEBUG").and_then(|text| level(&text).ok()).unwrap_or(0)
 }
 
 /// The communicator's last text, or the thread's where the handle names none (any more). Valid

@@ -13,6 +13,7 @@ mod boundary;
 mod convert;
 pub mod handle;
 mod object;
+mod reductions;
 
 pub mod calls;
 pub mod comm;

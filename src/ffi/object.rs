@@ -1,7 +1,7 @@
 //! What handles name: communicators with what only the C API adds to them, streams, registrations.
 
-use super::calls::red_op::Reductions;
-use crate::communicator::Communicator;
+use super::reductions::Reductions;
+use crate::communicator::{Communicator, enqueue};
 use crate::error::{Error, Result};
 use crate::ffi::handle::{HandleKind, HandleTable, InsideCall};
 use crate::ffi::types::{ringComm_t, ringStream_t};
@@ -57,9 +57,11 @@ pub struct Registration {
     pub key: u64,
 }
 
+/// The queue that a `ringStream_t` names.
+pub type StreamHandle = Arc<enqueue::HostStream>;
+
 pub static COMMUNICATORS: HandleTable<Comm> = HandleTable::new(HandleKind::Communicator);
-pub static STREAMS: HandleTable<super::calls::dispatch::StreamHandle> =
-    HandleTable::new(HandleKind::Stream);
+pub static STREAMS: HandleTable<StreamHandle> = HandleTable::new(HandleKind::Stream);
 pub static REGISTRATIONS: HandleTable<Registration> = HandleTable::new(HandleKind::Registration);
 
 /// Enter a communicator, or say what the handle is instead.
@@ -72,9 +74,7 @@ pub fn enter(comm: ringComm_t) -> Result<InsideCall<Comm>> {
 }
 
 /// Enter a host stream, or say what the handle is instead.
-pub fn enter_stream(
-    stream: ringStream_t,
-) -> Result<InsideCall<super::calls::dispatch::StreamHandle>> {
+pub fn enter_stream(stream: ringStream_t) -> Result<InsideCall<StreamHandle>> {
     STREAMS.enter(stream).ok_or_else(|| not_a("stream", stream))
 }
 

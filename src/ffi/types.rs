@@ -268,7 +268,7 @@ pub struct ringExplain_t {
     /// How data moves between the ranks, closed by a NUL. Where it says "or" the buffers decide;
     /// the numbers are of the last of the two.
     pub transport: [c_char; RING_NAME_BYTES],
-    /// Parallel lanes: those of a hierarchical algorithm, times the sockets to a peer on another
+    /// Parallel channels: those of a hierarchical algorithm, times the sockets to a peer on another
     /// host (`RINGCOMM_NSOCKS`); on devices, the connections that a plan is spread over.
     pub channels: usize,
     /// Parts that the buffer is cut into.

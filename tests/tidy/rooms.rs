@@ -10,7 +10,7 @@ const MOST_FILES: usize = 12;
 
 /// Folders whose rooms have an order. A room names rooms of the floors before its own; those of one
 /// floor, in one string, may name each other. `mod` is what the folder's own file holds.
-const HOUSES: [(&str, &[&str]); 6] = [
+const HOUSES: [(&str, &[&str]); 8] = [
     (
         "src/communicator",
         &[
@@ -28,6 +28,30 @@ const HOUSES: [(&str, &[&str]); 6] = [
             "shrink",
             "typed",
             "sim fuzz_hooks",
+        ],
+    ),
+    (
+        "src/communicator/gpu",
+        &[
+            "mod abort refuse_capture stream_order device_placement data_path staging",
+            "p2p",
+            "fused",
+            "ipc",
+        ],
+    ),
+    (
+        "src/ffi",
+        &[
+            "types",
+            "handle",
+            "convert",
+            "reductions",
+            "object",
+            "boundary",
+            "memory",
+            "comm",
+            "calls",
+            "mod",
         ],
     ),
     (
@@ -71,8 +95,14 @@ const HOUSES: [(&str, &[&str]); 6] = [
     ),
 ];
 
-/// A communicator keeps its thread, whose work names communicators.
-const EXCEPTIONS: [(&str, &str); 1] = [("src/communicator/mod.rs", "enqueue")];
+/// A communicator keeps its thread, whose work names communicators; so does a rank on a device with
+/// the ways that its calls take.
+const EXCEPTIONS: [(&str, &str); 4] = [
+    ("src/communicator/mod.rs", "enqueue"),
+    ("src/communicator/gpu/mod.rs", "p2p"),
+    ("src/communicator/gpu/mod.rs", "fused"),
+    ("src/communicator/gpu/mod.rs", "ipc"),
+];
 
 /// The folders of code with more files than one may have.
 pub fn crowded<'a>(paths: impl Iterator<Item = &'a str>) -> Vec<String> {
@@ -185,13 +215,16 @@ fn named(path: &str, text: &str, rooms: &[&str]) -> Vec<(usize, Vec<String>)> {
     all
 }
 
-/// A room names only rooms of the floors before its own.
+/// A room names only rooms of the floors before its own, in every house that it is in.
 pub fn floors(path: &str, text: &str) -> Vec<String> {
     let is_of_tests = path.ends_with("tests.rs") || path.contains("/tests/");
-    let house = HOUSES.iter().find_map(|(house, floors)| {
-        Some((house, *floors, path.strip_prefix(house)?.strip_prefix('/')?))
-    });
-    let Some((house, floors, inner)) = house.filter(|_| !is_of_tests) else { return Vec::new() };
+    let houses = HOUSES.iter().filter(|_| !is_of_tests);
+    houses.flat_map(|(house, floors)| floors_of(house, floors, path, text)).collect()
+}
+
+fn floors_of(house: &str, floors: &[&str], path: &str, text: &str) -> Vec<String> {
+    let inner = path.strip_prefix(house).and_then(|rest| rest.strip_prefix('/'));
+    let Some(inner) = inner else { return Vec::new() };
     let rooms: Vec<&str> = floors.iter().flat_map(|floor| floor.split(' ')).collect();
     let floor_of = |room: &str| floors.iter().position(|floor| floor.split(' ').any(|r| r == room));
     let own =
@@ -247,6 +280,8 @@ mod of_the_checker {
             ("src/communicator/mod.rs", "use init::Assembly;"),
             ("src/communicator/mod.rs", "struct A(shrink::B);"),
             ("src/communicator/novelty.rs", ""),
+            ("src/communicator/gpu/p2p/threads.rs", "use super::super::fused::launch::A;"),
+            ("src/ffi/comm/query.rs", "use crate::ffi::calls::group::A;"),
             ("src/bootstrap/tcp/listener.rs", "use crate::bootstrap::UniqueId;"),
             ("src/executor/links/mod.rs", "use super::direct::run::Base;"),
             ("src/transport/fifo.rs", "fn f() { super::tcp::g() }"),

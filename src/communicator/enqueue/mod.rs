@@ -93,7 +93,7 @@ impl GroupMember for Communicator {
         }
     }
 
-    fn meeting(&self, call: &Deferred) -> Option<(usize, usize)> {
+    fn rendezvous(&self, call: &Deferred) -> Option<(usize, usize)> {
         match call {
             Deferred::Collective(call) => self.meets(&call.call()),
             Deferred::Messages(_) => None,
@@ -163,6 +163,7 @@ pub fn end() -> Result<()> {
     with_local(&GROUP, group::end)
 }
 
+/// Whether a group is open on this thread.
 pub fn is_open() -> bool {
     with_local(&GROUP, |group| group.borrow().is_open())
 }
@@ -196,7 +197,8 @@ pub fn quiesce(communicator: &Arc<Communicator>) -> Result<()> {
     Ok(())
 }
 
-/// Note that a call was refused; if a group is open, it fails as a whole.
+/// Note that a call was refused; if a group is open, it fails as a whole. Gives the error back.
+#[cold]
 pub fn refuse(error: Error) -> Error {
     // A thread that is ending has lost its group; a refusal must not panic there.
     let _ = GROUP.try_with(|group| group.borrow_mut().fail(error.clone()));

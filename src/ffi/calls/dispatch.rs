@@ -7,16 +7,12 @@ use crate::communicator::{Call, Message, Order, OrderedMessage, enqueue};
 use crate::error::{Error, Result};
 use crate::ffi::object::{self, Comm};
 use crate::ffi::types::ringStream_t;
-use std::sync::Arc;
 
 /// What a function was asked to do.
 pub enum RequestedWork<'a> {
     Collective(Call<'a>),
     Message(Message),
 }
-
-/// The queue that a `ringStream_t` names.
-pub type StreamHandle = Arc<enqueue::HostStream>;
 
 /// Make a collective call: most run now, and do not pay for what the others need.
 ///
@@ -62,18 +58,6 @@ pub fn submit(comm: &Comm, stream: ringStream_t, work: RequestedWork) -> Result<
     }
 }
 
-/// Whether a group is open on this thread.
-#[inline]
-pub fn in_group() -> bool {
-    enqueue::is_open()
-}
-
-/// A call was refused; if a group is open, it fails as a whole. Gives the error back.
-#[cold]
-pub fn refuse(error: Error) -> Error {
-    enqueue::refuse(error)
-}
-
 pub fn group_start() -> Result<()> {
     enqueue::start();
     match enqueue::is_open() {
@@ -87,7 +71,7 @@ pub fn group_start() -> Result<()> {
 pub fn group_end() -> Result<()> {
     let ran = enqueue::end();
     match ran {
-        Ok(()) if in_group() => Ok(()),
+        Ok(()) if enqueue::is_open() => Ok(()),
         Ok(()) => crate::ffi::comm::grouped_creation::finish_group(),
         Err(error) => {
             crate::ffi::comm::grouped_creation::forget_group();

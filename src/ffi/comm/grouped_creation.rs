@@ -6,12 +6,11 @@
 //! parent happens in the order of the calls, on one thread: it uses the parent's own operations,
 //! whose order must be the same on all ranks.
 
-use crate::communicator::Communicator;
 use crate::communicator::enqueue::group::GroupMember;
 use crate::communicator::init::spawn_all;
+use crate::communicator::{Communicator, enqueue};
 use crate::error::Result;
 use crate::ffi::boundary::caught;
-use crate::ffi::calls::dispatch;
 use crate::ffi::convert::Out;
 use crate::ffi::object::{COMMUNICATORS, Comm};
 use crate::ffi::types::ringComm_t;
@@ -43,7 +42,7 @@ pub fn create(
     parent: Option<&Arc<Communicator>>,
     make: impl FnOnce() -> Result<Option<Communicator>> + Send + 'static,
 ) -> Result<()> {
-    if dispatch::in_group() {
+    if enqueue::is_open() {
         let (parent, _kept) = (parent.cloned(), parent.and_then(|parent| parent.kept()));
         let pending = Pending { make: Box::new(make), parent, _kept, debug, out };
         PENDING.with_borrow_mut(|all| all.push(pending));

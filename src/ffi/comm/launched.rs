@@ -3,10 +3,9 @@
 
 use super::{config, grouped_creation};
 use crate::bootstrap::rendezvous::{detect, launched};
-use crate::communicator::{Communicator, gpu::pin_current_device};
+use crate::communicator::{Communicator, enqueue::refuse, gpu::pin_current_device};
 use crate::error::{Error, Result};
 use crate::ffi::boundary::run;
-use crate::ffi::calls::dispatch::refuse;
 use crate::ffi::convert;
 use crate::ffi::types::*;
 use crate::os::environment::variable;

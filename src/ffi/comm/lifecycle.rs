@@ -3,12 +3,11 @@
 
 use super::{config, grouped_creation};
 use crate::bootstrap::allgather::root_threads;
+use crate::communicator::enqueue::{self, refuse};
 use crate::communicator::{self, Communicator};
 use crate::config::{Config, DeviceChoice};
 use crate::error::{Error, Result};
 use crate::ffi::boundary::{failed, run, run_call, run_on};
-use crate::ffi::calls::dispatch;
-use crate::ffi::calls::dispatch::refuse;
 use crate::ffi::convert;
 use crate::ffi::object::{self, COMMUNICATORS, Comm};
 use crate::ffi::types::*;
@@ -308,7 +307,7 @@ pub unsafe extern "C" fn ringCommFinalize(comm: ringComm_t) -> ringResult_t {
 
 /// Refuse to wait for calls that this thread itself keeps back in its open group.
 fn releasable(communicator: &Arc<Communicator>) -> Result<()> {
-    if dispatch::in_group() && Arc::strong_count(communicator) > 1 {
+    if enqueue::is_open() && Arc::strong_count(communicator) > 1 {
         return Err(Error::usage(
             "calls of this communicator may still be waiting for this thread's ringGroupEnd; end \
              the group first",
