@@ -6,7 +6,7 @@
 //! have kernels that wait for nothing, between events of every rank's stream. Where ranks are
 //! several processes of one machine whose devices share memory, one process for each device
 //! launches ([`ipc`]), or, with a device each, in graphs and where an algorithm is asked for, each
-//! its own kernels, which wait for each other (`p2p::process_calls`). Everywhere else a call goes
+//! its own kernels, which wait for each other (`ipc::p2p_calls`). Everywhere else a call goes
 //! through pinned host memory and the collectives of the processor ([`staging`]), which is right
 //! with any mixture of ranks. Only such kernels, and streams that wait for the host
 //! ([`staging::async_calls`]), wait for work that may not be submitted yet.
@@ -47,10 +47,11 @@ use crate::sync::Mutex;
 use crate::transport::fifo::Stamp;
 use abort::Stopper;
 use data_path::{GpuDataPath, StagedBecause};
-use fused::launch_barrier::{BarrierOutcome, DeviceReach, LaunchBarrier, RankCall, RankDevice};
+use fused::launch_barrier::{BarrierOutcome, DeviceReach, LaunchBarrier};
 use ipc::peer_values::PeerValues;
 use ipc::{IpcRank, OfferedBuffers};
 use p2p::kernel_select::{ChosenKernelPath, GpuSettings};
+use p2p::rank_device::{RankCall, RankDevice};
 use refuse_capture::refuse_capture;
 use staging::async_calls::{DeviceHold, Outstanding, StreamWords};
 use staging::driver_deadlock::DriverCallers;
@@ -195,10 +196,10 @@ impl Gpu {
     }
 
     /// Why its calls go through the host though they might not have to.
-    pub fn trouble(&self) -> Option<Error> {
+    pub fn fallback_reason(&self) -> Option<Error> {
         match &*self.sharing.lock() {
             Sharing::Failed(error) => Some(error.clone()),
-            Sharing::Works(shared) => shared.trouble(),
+            Sharing::Works(shared) => shared.fallback_reason(),
             Sharing::No => self.warning.clone().or(self.kernels.clone().err()),
         }
     }

@@ -1,4 +1,4 @@
-//! What the last rank of a meeting does for all: check the call, order the streams, launch.
+//! What the last rank of a barrier does for all: check the call, order the streams, launch.
 //!
 //! The stream of one rank of each device waits for the streams of all, then has the kernels of that
 //! device's part, then an event for which all streams wait. Where all ranks give the same stream,
@@ -6,9 +6,8 @@
 //! on a device each, every rank's on its own stream, and no stream waits for another.
 #![allow(unsafe_code)]
 
-use super::launch_barrier::{
-    BarrierOutcome, BarrierState, Decision, DeviceReach, RankCall, RankDevice,
-};
+use super::launch_barrier::{BarrierOutcome, BarrierState, Decision, DeviceReach};
+use crate::communicator::gpu::p2p::rank_device::{RankCall, RankDevice};
 use crate::communicator::gpu::p2p::threads::{P2pCall, P2pThreads, RankLaunch};
 use crate::communicator::gpu::refuse_capture::refuse_capture;
 use crate::device::cuda::{

@@ -1,4 +1,4 @@
-//! Where the ranks of one process meet for a call on their devices.
+//! Barrier on the host at which the ranks of one process meet for a call on their devices.
 //!
 //! Every rank brings its buffers and its stream and waits here, on the host, until all have come.
 //! The last one gives the devices their work ([`launch_for_all`]) and lets the others go. So a
@@ -9,21 +9,18 @@
 
 use super::launch::launch_for_all;
 use crate::communicator::call::NextRank;
-use crate::communicator::gpu::DeviceStream;
-use crate::communicator::gpu::p2p::kernel_select::{ChosenKernelPath, GpuSettings};
+use crate::communicator::gpu::p2p::kernel_select::ChosenKernelPath;
 use crate::communicator::gpu::p2p::peer_access_probe::{self, Probed};
+use crate::communicator::gpu::p2p::rank_device::{RankCall, RankDevice};
 use crate::communicator::gpu::p2p::threads::{P2pCall, P2pThreads};
 use crate::communicator::health::wait_check::{GROUP_THEM, OpWaitCheck};
-use crate::device::cuda::{Capture, Device, Event, Kernels, RawStream, wait};
+use crate::device::cuda::{Capture, RawStream, wait};
 use crate::error::{Error, Result};
 use crate::executor::device_p2p::{AbortBlock, Ending};
-use crate::executor::device_work::RankBuffers;
 use crate::fork::ForkSafeMutex;
-use crate::plan::Collective;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::{Condvar, Mutex};
 use crate::transport::wait::WaitCheck;
-use crate::types::{DataType, ReduceOp};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
@@ -33,46 +30,7 @@ use std::time::{Duration, Instant};
 static BARRIERS: ForkSafeMutex<BTreeMap<Vec<u8>, Weak<LaunchBarrier>>> =
     ForkSafeMutex::new(BTreeMap::new());
 
-/// What a rank leaves at the launch barrier for good.
-pub struct RankDevice {
-    pub device: Arc<Device>,
-    pub kernels: Option<Arc<Kernels>>,
-    /// The rank's stream has come to the call.
-    pub before: Event,
-    /// The device has done its part of the last call, where this is its first rank; and of the
-    /// last one that was captured.
-    pub after: Event,
-    pub after_captured: Event,
-    pub asked: GpuSettings,
-}
-
-impl RankDevice {
-    /// The moment after a call in or outside of a capture.
-    pub fn after(&self, capture: Capture) -> &Event {
-        if capture == Capture::No { &self.after } else { &self.after_captured }
-    }
-}
-
-/// What a rank brings to one call.
-pub struct RankCall {
-    pub place: RankBuffers,
-    pub collective: Collective,
-    pub count: usize,
-    pub data_type: DataType,
-    pub op: ReduceOp,
-    pub root: usize,
-    pub scalar: f64,
-    pub fingerprint: u64,
-    pub stream: DeviceStream,
-    pub capture: Capture,
-    /// Kernels of the rank's own device can do its part.
-    pub is_fusable: bool,
-    /// Kernels of other devices can, too.
-    pub is_plain: bool,
-    pub thread: ThreadId,
-}
-
-/// What came of a meeting.
+/// What came of a call at the barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BarrierOutcome {
     /// The devices have their work.
@@ -127,14 +85,14 @@ pub struct LaunchBarrier {
     /// is given to devices.
     controls: Mutex<Vec<Arc<AbortBlock>>>,
     changed: Condvar,
-    /// A call went through the host after a meeting, and the next ones may.
+    /// A call went through the host after the ranks came, and the next ones may.
     has_more: AtomicBool,
-    /// Meetings so far. Release by the last to come: pairs with the Acquire of those that wait,
-    /// which then find the verdict.
-    meetings: AtomicU64,
+    /// Calls for which all have come. Release by the last to come: pairs with the Acquire of those
+    /// that wait, which then find the verdict.
+    epoch: AtomicU64,
 }
 
-/// Looks at the number of meetings before a rank goes to sleep: a few microseconds, as long as
+/// Looks at the epoch before a rank goes to sleep: a few microseconds, as long as
 /// ranks that are in step are apart.
 const SPINS: u32 = 2000;
 
@@ -165,9 +123,9 @@ impl LaunchBarrier {
             p2p_threads: None,
         };
         let (state, changed, controls) = (Mutex::new(state), Condvar::new(), Mutex::default());
-        let (has_more, meetings) = (AtomicBool::new(false), AtomicU64::new(0));
+        let (has_more, epoch) = (AtomicBool::new(false), AtomicU64::new(0));
         let launch_barrier =
-            Arc::new(LaunchBarrier { nranks, state, controls, changed, has_more, meetings });
+            Arc::new(LaunchBarrier { nranks, state, controls, changed, has_more, epoch });
         barriers.insert(name.to_vec(), Arc::downgrade(&launch_barrier));
         launch_barrier
     }
@@ -252,7 +210,7 @@ impl LaunchBarrier {
     ) -> Result<BarrierOutcome> {
         let mut state = self.state.lock();
         // Relaxed: the lock orders it; it changes under the lock only.
-        let meeting = self.meetings.load(Relaxed);
+        let epoch = self.epoch.load(Relaxed);
         // In a row a thread waits for itself only where a rank has failed.
         state.drivers[rank] = meanwhile.is_none().then_some(arrival.thread);
         state.arrivals[rank] = Some(arrival);
@@ -263,7 +221,7 @@ impl LaunchBarrier {
             state.present = 0;
             state.verdict = verdict.clone();
             // Release: pairs with the Acquire in `wait`.
-            self.meetings.store(meeting + 1, Release);
+            self.epoch.store(epoch + 1, Release);
             drop(state);
             self.changed.notify_all();
             return settle(verdict, watch);
@@ -272,13 +230,13 @@ impl LaunchBarrier {
         if let Some(meanwhile) = meanwhile {
             meanwhile.come();
         }
-        self.wait(rank, meeting, watch)
+        self.wait(rank, epoch, watch)
     }
 
-    fn wait(&self, rank: usize, meeting: u64, watch: &OpWaitCheck) -> Result<BarrierOutcome> {
+    fn wait(&self, rank: usize, epoch: u64, watch: &OpWaitCheck) -> Result<BarrierOutcome> {
         for _ in 0..SPINS {
             // Acquire: pairs with the Release in `arrive_and_wait`.
-            if self.meetings.load(Acquire) != meeting {
+            if self.epoch.load(Acquire) != epoch {
                 let verdict = self.state.lock().verdict.clone();
                 return settle(verdict, watch);
             }
@@ -287,7 +245,7 @@ impl LaunchBarrier {
         let started = Instant::now();
         let mut state = self.state.lock();
         loop {
-            if self.meetings.load(Relaxed) != meeting {
+            if self.epoch.load(Relaxed) != epoch {
                 let verdict = state.verdict.clone();
                 drop(state);
                 return settle(verdict, watch);

@@ -28,12 +28,12 @@ impl IpcRank {
     pub(super) fn all_open(
         &mut self,
         call: &Call,
-        cards: &[CallOffer],
+        offers: &[CallOffer],
         talk: &mut PeerValues,
     ) -> Result<bool> {
         let mut opened = Ok(Ok(Vec::new()));
         if self.leaders.contains(&self.rank) {
-            opened = self.places(call, cards, talk);
+            opened = self.places(call, offers, talk);
         }
         let word = match &opened {
             Ok(Ok(_)) => OPEN,
@@ -52,14 +52,14 @@ impl IpcRank {
     pub(super) fn lead(
         &mut self,
         call: &Call,
-        cards: &[CallOffer],
+        offers: &[CallOffer],
         (number, part): (u32, usize),
         talk: &mut PeerValues,
     ) -> Result<()> {
         let device = self.device.clone();
         let _current = device.enter()?;
-        let places = self.places(call, cards, talk)??;
-        let scalars: Vec<f64> = cards.iter().map(|card| card.scalar).collect();
+        let places = self.places(call, offers, talk)??;
+        let scalars: Vec<f64> = offers.iter().map(|card| card.scalar).collect();
         let work = KernelWork {
             way: KernelPath::Pieces,
             collective: call.collective,
@@ -102,7 +102,7 @@ impl IpcRank {
     fn places(
         &mut self,
         call: &Call,
-        cards: &[CallOffer],
+        offers: &[CallOffer],
         talk: &mut PeerValues,
     ) -> Result<Result<Vec<RankBuffers>>> {
         let device = self.device.clone();
@@ -110,7 +110,7 @@ impl IpcRank {
         if self.imports.is_stale(&self.pages) && self.last.has_passed()? {
             self.imports.close_stale(&self.pages);
         }
-        cards.iter().enumerate().map(|(rank, card)| self.place(rank, card, call, talk)).collect()
+        offers.iter().enumerate().map(|(rank, card)| self.place(rank, card, call, talk)).collect()
     }
 
     /// Where a rank's buffers are in this process.

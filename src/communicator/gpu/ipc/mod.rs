@@ -3,7 +3,7 @@
 //! ```text
 //!  rank 0, leads its device          rank 1, of the same device
 //!  stream: come (before = n)         stream: come (before = n)
-//!  host:   cards  <----------------->  cards: where the buffers are
+//!  host:   offers  <----------------->  offers: where the buffers are
 //!  stream: wait before of rank 1
 //!          kernels on all buffers
 //!          after = n
@@ -20,7 +20,10 @@
 
 mod device_leader;
 mod exports;
-pub(super) mod imports;
+mod imports;
+mod p2p;
+mod p2p_calibration;
+mod p2p_calls;
 pub(in crate::communicator) mod peer_values;
 mod probe;
 mod watchdog;
@@ -28,7 +31,6 @@ mod watchdog;
 use super::super::call::Call;
 use super::data_path::GpuDataPath;
 use super::fused::launch::has_room;
-use super::p2p::processes::{P2pProcesses, Prepared};
 use super::staging::{NAP, StreamWaitCheck, wait_for};
 use crate::device::cuda::{
     Address, Capture, DeferredFree, Device, Event, HandleType, HostRegistration, Kernels,
@@ -40,6 +42,7 @@ use crate::executor::links::{DevicePages, Links, Reach};
 use crate::sync::atomic::{Ordering::SeqCst, fence};
 use exports::{BufferRef, Exports, Offering};
 use imports::IpcImports;
+use p2p::{P2pProcesses, Prepared};
 use peer_values::{PeerValues, Plain};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -128,7 +131,7 @@ pub struct IpcRank {
     /// Why the last call with memory to open did, if this rank could not open that.
     pub(super) detour: Option<Error>,
     /// An error of the trial of memory in pieces.
-    trouble: Option<Error>,
+    fallback_reason: Option<Error>,
     /// Where each rank is a process with a device of its own.
     pub(super) p2p_processes: Option<P2pProcesses>,
     /// Why not, where it was tried.
@@ -157,7 +160,7 @@ impl IpcRank {
             is_loose: false,
             has_detoured: false,
             detour: None,
-            trouble: None,
+            fallback_reason: None,
             p2p_processes: None,
             alone: None,
             guardian: None,
@@ -193,14 +196,14 @@ impl IpcRank {
             Ok(true) => self.exports.carriers.add(carrier),
             _ => self.exports.carriers.remove(carrier),
         }
-        self.trouble = self.trouble.take().or(came.err());
+        self.fallback_reason = self.fallback_reason.take().or(came.err());
         self.has_detoured = false;
     }
 
     /// Why memory that is mapped piece by piece goes through the host, or why kernels do not wait
     /// for each other.
-    pub fn trouble(&self) -> Option<Error> {
-        self.trouble.clone().or_else(|| self.alone.clone())
+    pub fn fallback_reason(&self) -> Option<Error> {
+        self.fallback_reason.clone().or_else(|| self.alone.clone())
     }
 
     /// Close what was opened, unless a kernel may use it for ever.
@@ -285,12 +288,12 @@ impl IpcRank {
         (number, prepared, on): (u32, Option<Prepared>, (RawStream, Capture)),
         talk: &mut PeerValues,
     ) -> Result<bool> {
-        let cards = talk.exchange(mine, 0..self.nranks)?;
+        let offers = talk.exchange(mine, 0..self.nranks)?;
         if mine.state == FAILED || mine.state == REFUSED {
             // It has an error of its own to tell, for which the others wait.
             return Ok(false);
         }
-        let of_state = |state: u64| cards.iter().position(|card| card.state == state);
+        let of_state = |state: u64| offers.iter().position(|card| card.state == state);
         if let Some(failed) = of_state(FAILED) {
             return Err(talk.told(failed));
         }
@@ -300,7 +303,7 @@ impl IpcRank {
             )));
         }
         if let Some(captured) = of_state(CAPTURED)
-            && let Some(other) = cards.iter().position(|card| card.state != CAPTURED)
+            && let Some(other) = offers.iter().position(|card| card.state != CAPTURED)
         {
             return Err(Error::argument(format!(
                 "rank {captured} gives this call to a stream that is being captured, and rank \
@@ -308,23 +311,23 @@ impl IpcRank {
             )));
         }
         if let Some(prepared) = prepared
-            && cards.iter().all(|card| card.state == mine.state)
+            && offers.iter().all(|card| card.state == mine.state)
         {
             return self.launch(call, prepared, number, on).map(|()| true);
         }
-        if cards.iter().any(|card| card.state != FITS && card.state != CLOSED) {
+        if offers.iter().any(|card| card.state != FITS && card.state != CLOSED) {
             return Ok(false);
         }
         self.imports.begin();
         if of_state(CLOSED).is_some() {
-            if !self.all_open(call, &cards, talk)? {
+            if !self.all_open(call, &offers, talk)? {
                 return Ok(false);
             }
             self.exports.mark_open();
         }
         let mut led = Ok(());
         if let Some(part) = self.leaders.iter().position(|leader| *leader == self.rank) {
-            led = self.lead(call, &cards, (number, part), talk);
+            led = self.lead(call, &offers, (number, part), talk);
             let word = u64::from(led.is_ok());
             for peer in (0..self.nranks).filter(|peer| *peer != self.rank) {
                 talk.post(peer, word)?;
@@ -433,7 +436,7 @@ impl Drop for IpcRank {
     /// does who lets the stream go.
     fn drop(&mut self) {
         if let Some(p2p_processes) = self.p2p_processes.take() {
-            p2p_processes.let_go();
+            p2p_processes.release_when_idle();
         }
         if !self.is_at_rest() {
             std::mem::forget(self.pages.clone());

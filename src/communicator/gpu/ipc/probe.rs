@@ -7,12 +7,12 @@
 //! host.
 #![allow(unsafe_code)]
 
+use super::p2p::{P2pProcesses, P2pProcessesConfig};
 use super::peer_values::{PeerValues, Plain};
 use super::watchdog::DeadProcessWatchdog;
 use super::{IpcRank, OfferedBuffers, Within};
 use crate::bootstrap;
 use crate::communicator::call::{Call, Order};
-use crate::communicator::gpu::p2p::processes::{P2pProcesses, P2pProcessesConfig};
 use crate::communicator::gpu::staging::wait_for;
 use crate::communicator::gpu::{Gpu, Sharing};
 use crate::communicator::health::wait_check::OpWaitCheck;

@@ -1,4 +1,4 @@
-//! The thread that lets streams go which wait for a rank that is no more.
+//! Watchdog thread for dead processes: it releases the streams that wait for a rank that is gone.
 //!
 //! A call has returned when its stream still waits for the streams of other processes. If one of
 //! them dies, its part never comes, and no call is there to see it. This thread sleeps until a
@@ -86,7 +86,7 @@ fn guard(
                 devices.of(rank).close();
             }
             let page = devices.of(rank);
-            let is_undone = (is_gone[rank] || page.is_lost()) && page.let_go();
+            let is_undone = (is_gone[rank] || page.is_lost()) && page.release_when_idle();
             let is_missed = is_gone[rank] && (is_undone || pages.of(rank).life() != Life::Left);
             // Of others the error is seen; this one has said that all is well.
             if is_undone && pages.of(rank).life() == Life::Left && rank != pages.rank {

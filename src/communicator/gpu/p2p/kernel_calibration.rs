@@ -8,9 +8,9 @@
 
 use super::kernel_select::LinkCosts;
 use super::peer_access_probe::wait_stream;
+use super::rank_device::RankDevice;
 use super::threads::{P2pCall, P2pThreads, RankLaunch};
 use crate::algorithm::Algorithm;
-use crate::communicator::gpu::fused::launch_barrier::RankDevice;
 use crate::device::cuda::{
     Capture, DeferredFree, DeviceMemory, Event, Kernels, OwnedStream, Pinned, Recording, copy, fill,
 };
@@ -108,7 +108,7 @@ pub fn run(
         // Something may be under way still, and to free the memory would wait for it.
         std::mem::forget(bench);
     } else {
-        bench.retire();
+        bench.release();
     }
     tried
 }
@@ -135,10 +135,10 @@ impl ThreadTrials {
     }
 
     /// Nothing of it is under way.
-    fn retire(self) {
-        self.pattern.retire();
-        self.back.retire();
-        self.buffers.into_iter().flatten().for_each(DeferredFree::retire);
+    fn release(self) {
+        self.pattern.release();
+        self.back.release();
+        self.buffers.into_iter().flatten().for_each(DeferredFree::release);
     }
 
     fn all(

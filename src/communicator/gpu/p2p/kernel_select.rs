@@ -69,7 +69,7 @@ impl LinkCosts {
         self.costs(1.0, 2.0)
     }
 
-    /// In the peers' buffers: at a meeting the flags cross, and before the second one reads go
+    /// In the peers' buffers: at a barrier the flags cross, and before the second one reads go
     /// there and back. Every operand of a reduction comes over the link, and so does every result;
     /// the model counts a further target as half a copy.
     fn pieces(&self) -> Costs {
@@ -147,7 +147,7 @@ pub fn choose(
     let time =
         |algorithm, is_direct, costs: &Costs| predict(algorithm, is_direct, &question, costs);
     let direct = Algorithm::ALL.into_iter().filter_map(|one| time(one, true, &pace.pieces()));
-    // A meeting is all that a barrier is.
+    // A barrier is all that a barrier is.
     let pieces = direct.reduce(f64::min).unwrap_or(2.0 * pace.crossing_us);
     let mut ways = vec![
         (KernelPath::OneShot, Algorithm::OneShot, time(Algorithm::OneShot, false, &pace.lines())),

@@ -5,7 +5,7 @@
 //! on it.
 #![allow(unsafe_code)]
 
-use crate::communicator::gpu::fused::launch_barrier::RankDevice;
+use super::rank_device::RankDevice;
 use crate::communicator::gpu::staging::NAP;
 use crate::device::cuda::{
     DeferredFree, Device, DeviceMemory, Event, Fused, Kernels, OwnedStream, Pinned, Recording, copy,
@@ -49,7 +49,7 @@ pub fn probe_peer_access(from: &RankDevice, to: &RankDevice) -> Result<Probed> {
     let bench = PeerProbe::new(&from.device, &to.device)?;
     match both_ways(from, to, kernels, &bench) {
         Ok(came) => {
-            bench.retire();
+            bench.release();
             Ok(match came {
                 true => Probed::Works,
                 false => fails("what the one writes in the other's memory is not what arrives"),
@@ -75,10 +75,10 @@ impl PeerProbe {
     }
 
     /// Nothing of it is under way.
-    fn retire(self) {
-        self.theirs.retire();
-        self.out.retire();
-        self.back.retire();
+    fn release(self) {
+        self.theirs.release();
+        self.out.release();
+        self.back.release();
     }
 }
 
@@ -99,7 +99,7 @@ fn both_ways(
         sent.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i % 251) as u8 ^ u8::from(reads));
         came.fill(0xee);
         // Its own copies put the pattern there and fetch it; the kernel of the other does the rest.
-        let by_kernel = |source: *const u8, target: *mut u8| {
+        let by_cma = |source: *const u8, target: *mut u8| {
             let _current = from.device.enter()?;
             let mut copying = Fused::copying(kernels, near.raw(), DataType::Uint8, BYTES);
             let ends = (source.expose_provenance() as u64, target.expose_provenance() as u64);
@@ -117,9 +117,9 @@ fn both_ways(
         };
         if reads {
             by_itself(out.pointer(), theirs.pointer())?;
-            by_kernel(theirs.pointer(), back.pointer())?;
+            by_cma(theirs.pointer(), back.pointer())?;
         } else {
-            by_kernel(out.pointer(), theirs.pointer())?;
+            by_cma(out.pointer(), theirs.pointer())?;
             by_itself(theirs.pointer(), back.pointer())?;
         }
         if sent != came {

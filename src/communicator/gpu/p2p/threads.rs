@@ -10,7 +10,7 @@
 
 use super::kernel_calibration;
 use super::kernel_select::{ChosenKernelPath, LinkCosts, Ways};
-use crate::communicator::gpu::fused::launch_barrier::{RankCall, RankDevice};
+use super::rank_device::{RankCall, RankDevice};
 use crate::config::DEFAULT_BUFF_SIZE;
 use crate::device::cuda::{
     Address, Capture, DeferredFree, DeviceMemory, Event, Kernels, OwnedStream, RawStream,
@@ -233,9 +233,9 @@ impl Drop for P2pThreads {
     /// Grounds go together, and only where no kernel of any rank may still come to them.
     fn drop(&mut self) {
         let is_at_rest = self.stations.iter().all(KernelLauncher::is_at_rest);
-        let let_go: fn(KernelLauncher) =
-            if is_at_rest { KernelLauncher::retire } else { KernelLauncher::give_up };
-        self.stations.drain(..).for_each(let_go);
+        let release_when_idle: fn(KernelLauncher) =
+            if is_at_rest { KernelLauncher::release } else { KernelLauncher::leak };
+        self.stations.drain(..).for_each(release_when_idle);
         if !is_at_rest {
             // What else is freed would wait for those kernels.
             std::mem::forget(self.interlocked.take());

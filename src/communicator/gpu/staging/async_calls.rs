@@ -90,7 +90,7 @@ impl StreamWords {
 impl Drop for StreamWords {
     /// No stream waits for them any more: who leaves one that does keeps them for good.
     fn drop(&mut self) {
-        self.0.take().into_iter().for_each(DeferredFree::retire);
+        self.0.take().into_iter().for_each(DeferredFree::release);
     }
 }
 

@@ -215,11 +215,11 @@ impl Staging {
     /// Give up the memory of copies that nothing stands for.
     fn forsake(&mut self) {
         if std::mem::take(&mut self.is_loose) {
-            self.give_up();
+            self.leak();
         }
     }
 
-    fn give_up(&mut self) {
+    fn leak(&mut self) {
         std::mem::forget(std::mem::take(&mut self.pinned));
         std::mem::forget(self.words.clone());
     }
@@ -313,9 +313,9 @@ impl Drop for Staging {
     /// aborted has left one on its stream. To free it would wait for that stream, however long.
     fn drop(&mut self) {
         if self.pinned.is_some() && !self.is_at_rest() {
-            self.give_up();
+            self.leak();
         }
-        self.pinned.take().into_iter().for_each(DeferredFree::retire);
+        self.pinned.take().into_iter().for_each(DeferredFree::release);
     }
 }
 
@@ -344,7 +344,7 @@ impl StreamWaitCheck for OpWaitCheck<'_> {
                 self.operation()
             )));
         }
-        self.trouble()
+        self.check_peers()
     }
 }
 
@@ -368,7 +368,7 @@ impl StreamWaitCheck for CommHealth {
 
 impl OpWaitCheck<'_> {
     /// A peer that has failed meanwhile, or is gone.
-    fn trouble(&self) -> Result<()> {
+    fn check_peers(&self) -> Result<()> {
         let nranks = self.health.pages.nranks();
         let other = (self.health.pages.rank + 1) % nranks;
         if nranks == 1 { Ok(()) } else { self.check(other, Duration::ZERO) }

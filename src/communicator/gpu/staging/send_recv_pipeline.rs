@@ -132,33 +132,33 @@ impl<'a> StagedBounceBuffers<'a> {
     }
 
     /// The bounce buffer of a message, its buffer and its bytes.
-    fn bay(&self, message: usize) -> (usize, *mut u8, usize) {
+    fn stage(&self, message: usize) -> (usize, *mut u8, usize) {
         let (sends, peer, buffer, count, data_type) = self.posted[message].message.parts();
         (2 * peer + usize::from(sends), buffer, count * data_type.size())
     }
 
     /// The place of a piece: its number, and where it is.
-    fn place(&self, bay: usize, piece: usize) -> (usize, *mut u8) {
-        let place = piece % self.under[bay].places;
-        let offset = bay * self.bytes + place * self.under[bay].piece;
-        (PLACES * bay + place, self.base.wrapping_add(offset))
+    fn place(&self, stage: usize, piece: usize) -> (usize, *mut u8) {
+        let place = piece % self.under[stage].places;
+        let offset = stage * self.bytes + place * self.under[stage].piece;
+        (PLACES * stage + place, self.base.wrapping_add(offset))
     }
 
     /// A message begins whose pieces are of whole chunks.
-    fn begin(&mut self, bay: usize, message: usize, chunk: usize) {
+    fn begin(&mut self, stage: usize, message: usize, chunk: usize) {
         let chunks = self.bytes / chunk;
-        assert!(chunks > 0, "a bay holds what a slot holds");
+        assert!(chunks > 0, "a stage holds what a slot holds");
         let places = PLACES.min(chunks);
         let piece = chunks / places * chunk;
-        self.under[bay] = Under { message: Some(message), piece, places, given: 0, done: 0 };
+        self.under[stage] = Under { message: Some(message), piece, places, given: 0, done: 0 };
     }
 
     /// Copy as many pieces of a message that is sent as have a place.
-    fn fill(&mut self, bay: usize, message: usize, links: &mut Links) -> Result<()> {
-        let (_, buffer, all) = self.bay(message);
+    fn fill(&mut self, stage: usize, message: usize, links: &mut Links) -> Result<()> {
+        let (_, buffer, all) = self.stage(message);
         loop {
-            let Under { piece, places, given, done, .. } = self.under[bay];
-            let (place, address) = self.place(bay, given);
+            let Under { piece, places, given, done, .. } = self.under[stage];
+            let (place, address) = self.place(stage, given);
             let start = given * piece;
             if start >= all || given >= done / piece + places || !self.has_come(place) {
                 return Ok(());
@@ -167,7 +167,7 @@ impl<'a> StagedBounceBuffers<'a> {
             // A socket may not have written all of the piece that was there.
             links.settle(address, bytes);
             self.give(message, place, address, buffer.wrapping_add(start), bytes)?;
-            self.under[bay].given += 1;
+            self.under[stage].given += 1;
         }
     }
 }
@@ -183,17 +183,17 @@ impl bounced_send_recv::BounceBuffers for StagedBounceBuffers<'_> {
         chunk: usize,
         links: &mut Links,
     ) -> Result<Option<MessageCursor>> {
-        let (bay, _, all) = self.bay(message);
+        let (stage, _, all) = self.stage(message);
         let sends = self.posted[message].message.parts().0;
-        if self.under[bay].message != Some(message) {
-            self.begin(bay, message, chunk);
+        if self.under[stage].message != Some(message) {
+            self.begin(stage, message, chunk);
         }
         if sends {
-            self.fill(bay, message, links)?;
+            self.fill(stage, message, links)?;
         }
-        let Under { piece, given, done, .. } = self.under[bay];
+        let Under { piece, given, done, .. } = self.under[stage];
         let index = done / piece;
-        let (place, address) = self.place(bay, index);
+        let (place, address) = self.place(stage, index);
         if sends && given <= index || !self.has_come(place) {
             return Ok(None);
         }
@@ -203,27 +203,27 @@ impl bounced_send_recv::BounceBuffers for StagedBounceBuffers<'_> {
     }
 
     fn moved(&mut self, message: usize, bytes: usize) -> Result<()> {
-        let (bay, buffer, all) = self.bay(message);
+        let (stage, buffer, all) = self.stage(message);
         let sends = self.posted[message].message.parts().0;
-        self.under[bay].done += bytes;
-        let Under { piece, done, .. } = self.under[bay];
+        self.under[stage].done += bytes;
+        let Under { piece, done, .. } = self.under[stage];
         if sends || !(done.is_multiple_of(piece) || done == all) {
             return Ok(());
         }
         let index = (done - 1) / piece;
-        let (place, address) = self.place(bay, index);
+        let (place, address) = self.place(stage, index);
         let start = index * piece;
         self.give(message, place, buffer.wrapping_add(start), address, done - start)
     }
 
     fn copy(&mut self, from: usize, to: usize) -> Result<()> {
-        let (_, source, bytes) = self.bay(from);
-        let (bay, target, _) = self.bay(to);
+        let (_, source, bytes) = self.stage(from);
+        let (stage, target, _) = self.stage(to);
         // All streams have come to the batch, so any of them will do; that of host memory may be
         // none.
         let message = if self.staged[to] { to } else { from };
-        self.give(message, PLACES * bay, target, source, bytes)?;
-        wait_until(|| Ok(self.has_come(PLACES * bay)), self.watch)
+        self.give(message, PLACES * stage, target, source, bytes)?;
+        wait_until(|| Ok(self.has_come(PLACES * stage)), self.watch)
     }
 
     fn is_waiting(&self) -> bool {

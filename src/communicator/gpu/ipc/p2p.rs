@@ -10,13 +10,15 @@
 //! queues that they share: each has half of a device, and every wait has a deadline.
 #![allow(unsafe_code)]
 
-use super::kernel_select::{ChosenKernelPath, GpuSettings, LinkCosts, Ways};
-use super::peer_access_probe::wait_stream;
-use super::process_calibration::{self, Tried};
-use super::threads::P2pCall;
+use super::imports::{imported, still_open};
+use super::p2p_calibration::{self, Tried};
+use super::peer_values::{PeerValues, Plain};
 use crate::communicator::gpu::abort::Stopper;
-use crate::communicator::gpu::ipc::imports::{imported, still_open};
-use crate::communicator::gpu::ipc::peer_values::{PeerValues, Plain};
+use crate::communicator::gpu::p2p::kernel_select::{
+    ChosenKernelPath, GpuSettings, LinkCosts, Ways,
+};
+use crate::communicator::gpu::p2p::peer_access_probe::wait_stream;
+use crate::communicator::gpu::p2p::threads::P2pCall;
 use crate::communicator::gpu::staging::NAP;
 use crate::device::cuda::{
     Address, Capture, DeferredFree, Device, DeviceMemory, Imported, IpcMemHandle, Kernels,
@@ -176,7 +178,7 @@ impl P2pProcesses {
             interlocked: None,
             is_captured: false,
         };
-        match process_calibration::run(&mut p2p_processes, device, talk) {
+        match p2p_calibration::run(&mut p2p_processes, device, talk) {
             Ok(Tried::Works(pace)) => p2p_processes.ways.pace = pace,
             Ok(Tried::Unready(unready)) => {
                 // No kernel was launched, and none will be.
@@ -184,11 +186,11 @@ impl P2pProcesses {
                 return unready.map(Err);
             }
             Ok(Tried::Fails(error)) => {
-                p2p_processes.give_up();
+                p2p_processes.leak();
                 return Ok(Err(error));
             }
             Err(error) => {
-                p2p_processes.give_up();
+                p2p_processes.leak();
                 return Err(error);
             }
         }
@@ -290,9 +292,9 @@ impl P2pProcesses {
 
     /// Let its memory go as soon as nobody's kernels use it any more: now, where the others go,
     /// too, else with a later communicator.
-    pub fn let_go(mut self) {
+    pub fn release_when_idle(mut self) {
         if self.is_captured || !self.station().is_at_rest() {
-            return self.give_up();
+            return self.leak();
         }
         // None of its own kernels runs any more.
         self.stopper.clear();
@@ -302,8 +304,8 @@ impl P2pProcesses {
     }
 
     /// Kernels may come for ever, and nothing is freed beside them.
-    fn give_up(mut self) {
-        self.held.take().into_iter().for_each(SharedPart::give_up);
+    fn leak(mut self) {
+        self.held.take().into_iter().for_each(SharedPart::leak);
         std::mem::forget(self.interlocked.take());
     }
 }
@@ -425,7 +427,7 @@ impl SharedPart {
             }
             std::thread::sleep(NAP);
         }
-        self.retire();
+        self.release();
     }
 
     /// Let go the peers' grounds once all kernels are at rest; whether all have closed this one's.
@@ -439,15 +441,15 @@ impl SharedPart {
         all(DevicePage::has_closed)
     }
 
-    fn retire(self) {
+    fn release(self) {
         // What was not ready may still be cleared: nobody else has it.
         drop(self.memory);
-        self.station.into_iter().for_each(KernelLauncher::retire);
+        self.station.into_iter().for_each(KernelLauncher::release);
     }
 
     /// Kernels may come for ever.
-    fn give_up(mut self) {
-        self.station.take().into_iter().for_each(KernelLauncher::give_up);
+    fn leak(mut self) {
+        self.station.take().into_iter().for_each(KernelLauncher::leak);
         std::mem::forget(self);
     }
 }
@@ -457,7 +459,7 @@ fn sweep() {
     let all = std::mem::take(&mut *LEAVING.lock());
     for mut held in all {
         match held.goes_on() {
-            true => held.retire(),
+            true => held.release(),
             false => LEAVING.lock().push(held),
         }
     }

@@ -1,18 +1,20 @@
-//! Kernels that wait for other processes', tried before the first call relies on them: as those of
-//! one process are ([`super::kernel_calibration`]), but each rank launches its own, and all tell
-//! all how it went.
+//! Calibration of P2P kernels between processes: a trial that compares and times them before the
+//! first call relies on them. It goes as between the ranks of one process
+//! ([`kernel_calibration`]), but each rank launches its own kernel, and all tell all how it went.
 //!
 //! The shortest of the ranks' times counts: that of the rank which came last, to which all others
 //! had come.
 #![allow(unsafe_code)]
 
-use super::kernel_calibration::{self, LARGE, POISON, SHIFT, SMALL, TIMES, element};
-use super::kernel_select::LinkCosts;
-use super::peer_access_probe::wait_stream;
-use super::processes::{Own, P2pProcesses, agreed};
-use super::threads::P2pCall;
+use super::p2p::{Own, P2pProcesses, agreed};
+use super::peer_values::PeerValues;
 use crate::algorithm::Algorithm;
-use crate::communicator::gpu::ipc::peer_values::PeerValues;
+use crate::communicator::gpu::p2p::kernel_calibration::{
+    self, LARGE, POISON, SHIFT, SMALL, TIMES, element,
+};
+use crate::communicator::gpu::p2p::kernel_select::LinkCosts;
+use crate::communicator::gpu::p2p::peer_access_probe::wait_stream;
+use crate::communicator::gpu::p2p::threads::P2pCall;
 use crate::device::cuda::{
     Capture, DeferredFree, Device, DeviceMemory, Event, OwnedStream, Pinned, Recording,
     SpinKernelsActive, copy, fill,
@@ -67,7 +69,7 @@ pub fn run(
     };
     let tried = bench.all(p2p_processes, talk);
     if let Ok(Ok(pace)) = tried {
-        bench.retire();
+        bench.release();
         return Ok(Tried::Works(pace));
     }
     p2p_processes.station().control().stop();
@@ -106,10 +108,10 @@ impl ProcessTrials {
     }
 
     /// Nothing of it is under way.
-    fn retire(self) {
-        self.host.retire();
-        self.input.retire();
-        self.output.retire();
+    fn release(self) {
+        self.host.release();
+        self.input.release();
+        self.output.release();
     }
 
     fn all(

@@ -1,17 +1,17 @@
 //! Calls of ranks that are processes with a device each, by kernels that wait for each other's
-//! ([`processes`](super::processes)): those of graphs, and those for which an algorithm is asked.
+//! ([`p2p`](super::p2p)): those of graphs, and those for which an algorithm is asked.
 //!
 //! The ranks meet as for every call ([`ipc`](crate::communicator::gpu::ipc)), also while they
 //! capture: so they cannot differ, and each knows that all have what they need before any kernel is
 //! launched. Then each launches its own.
 #![allow(unsafe_code)]
 
-use super::kernel_select::ChosenKernelPath;
-use super::processes::{Own, P2pProcesses, Prepared};
-use super::threads;
+use super::p2p::{Own, P2pProcesses, Prepared};
+use super::{IpcRank, OfferedBuffers};
 use crate::communicator::call::Call;
-use crate::communicator::gpu::ipc::{IpcRank, OfferedBuffers};
 use crate::communicator::gpu::is_apart;
+use crate::communicator::gpu::p2p::kernel_select::ChosenKernelPath;
+use crate::communicator::gpu::p2p::threads;
 use crate::communicator::gpu::refuse_capture::refuse_capture;
 use crate::device::cuda::{Capture, RawStream, wait, write_value};
 use crate::error::{Error, Result};
