@@ -11,6 +11,9 @@ pub trait Network {
 
     /// Ranks 0 and 1, connected: what each of them calls.
     fn ranks(&self) -> [Box<dyn Endpoint>; 2];
+
+    /// Ranks 0, 1 and 2, each connected with the others.
+    fn three_ranks(&self) -> [Box<dyn Endpoint>; 3];
 }
 
 /// How long a check waits for what has to come.
@@ -49,10 +52,15 @@ pub fn keeps_the_contract(network: &dyn Network, patience: Patience) {
     ];
     for (part, check) in parts {
         let ranks = network.ranks();
-        let outcome =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(patience, ranks)));
-        assert!(outcome.is_ok(), "{}: {part}: not so", network.name());
+        holds(network, part, || check(patience, ranks));
     }
+    let ranks = network.three_ranks();
+    holds(network, "peers are independent", || peers_are_independent(patience, ranks));
+}
+
+fn holds(network: &dyn Network, part: &str, check: impl FnOnce()) {
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check));
+    assert!(outcome.is_ok(), "{}: {part}: not so", network.name());
 }
 
 pub fn stamp(sequence: u64) -> Stamp {
@@ -287,6 +295,7 @@ fn sleeps_end(patience: Patience, [mut sender, mut receiver]: [Box<dyn Endpoint>
 
 fn longest_are_taken(patience: Patience, mut ranks: [Box<dyn Endpoint>; 2]) {
     let (steps, messages) = (ranks[0].step_lengths(), ranks[0].message_lengths());
+    assert!(messages.whole > messages.cut, "some that go whole are among those to try");
     // Whole ones are sent from where they lie, to where they are wanted.
     for length in [steps.cut, messages.cut, steps.whole, messages.whole] {
         transfer(patience, &mut ranks, &[(length, true, true)]);
@@ -305,4 +314,33 @@ fn ends_deliver(patience: Patience, [mut sender, mut receiver]: [Box<dyn Endpoin
     assert_eq!(sender.undelivered(&|_| false), None);
     let (got, _) = patience.until(|| try_read(&mut *receiver, 0));
     assert!(got == content(0, 200));
+}
+
+fn peers_are_independent(
+    patience: Patience,
+    [mut sender, silent, mut receiver]: [Box<dyn Endpoint>; 3],
+) {
+    let bytes = content(0, sender.step_lengths().cut);
+    let mut held_up = 0;
+    while try_send(&mut *sender, 1, held_up, &bytes) {
+        held_up += 1;
+        sender.flush();
+    }
+    let mut pass_on = |sender: &mut dyn Endpoint, number: u64| {
+        patience.until(|| try_send(sender, 2, number, &bytes).then_some(()));
+        let (got, stamped) = patience.until(|| {
+            sender.flush();
+            try_read(&mut *receiver, 0)
+        });
+        assert!(got == bytes && stamped == stamp(number), "message {number}");
+    };
+    (0..50).for_each(|number| pass_on(&mut *sender, number));
+    // Nor does the end of one end what goes on with another.
+    drop(silent);
+    patience.until(|| {
+        sender.connection(1).peek();
+        sender.failure(1).map(str::to_string)
+    });
+    (50..100).for_each(|number| pass_on(&mut *sender, number));
+    assert!(sender.failure(2).is_none());
 }

@@ -1,7 +1,7 @@
 //! Implementations that break the contract: the suite says so of each.
 
 use super::conformance::{Network, Patience, keeps_the_contract};
-use super::tcp::loopback;
+use super::tcp::{loopback, three_on_loopback};
 use ringcomm::error::Error;
 use ringcomm::transport::fifo::{ReceivedMessage, Stamp};
 use ringcomm::transport::network::{Connection, Endpoint, Lengths};
@@ -22,15 +22,27 @@ enum Fault {
     TakesAnyPlace,
     /// A sleep lasts as long as it may, whatever comes.
     Oversleeps,
+    /// There is always one more slot, and what is put there is lost.
+    NeverFull,
+    /// A message that goes whole is cut as others are.
+    CutsLongOnes,
+    /// What was sent is never said to be delivered.
+    NeverDone,
+    /// A peer that does not read holds up what goes to others.
+    HoldsUpAll,
 }
 
-const FAULTS: [Fault; 6] = [
+const FAULTS: [Fault; 10] = [
     Fault::ForgetsToSettle,
     Fault::KeepsTheEnd,
     Fault::Loses,
     Fault::Changes,
     Fault::TakesAnyPlace,
     Fault::Oversleeps,
+    Fault::NeverFull,
+    Fault::CutsLongOnes,
+    Fault::NeverDone,
+    Fault::HoldsUpAll,
 ];
 
 /// An endpoint with a fault around one that has none.
@@ -40,12 +52,36 @@ struct Faulty {
     connection: FaultyConnection,
 }
 
-/// Its connection to the only peer: a pointer into the endpoint inside for the time of a call.
+/// Its connection to a peer: a pointer into the endpoint inside for the time of a call.
 struct FaultyConnection {
     inner: Option<*mut dyn Connection>,
+    peer: usize,
     fault: Fault,
+    /// The longest message that a slot holds.
+    cut: usize,
     posted: u32,
     wanted: Option<Stamp>,
+    /// Where what is lost is put, and whether the next message is.
+    lost: Vec<u8>,
+    is_lost: bool,
+    /// Who has not read.
+    held_up_by: Option<usize>,
+}
+
+impl FaultyConnection {
+    fn new(fault: Fault, cut: usize) -> FaultyConnection {
+        FaultyConnection {
+            inner: None,
+            peer: 0,
+            fault,
+            cut,
+            posted: 0,
+            wanted: None,
+            lost: vec![0; cut],
+            is_lost: false,
+            held_up_by: None,
+        }
+    }
 }
 
 // SAFETY: the pointer is set anew at every use, by the thread that uses it.
@@ -61,18 +97,27 @@ impl FaultyConnection {
 
 impl Connection for FaultyConnection {
     fn try_reserve(&mut self, length: usize) -> Option<*mut u8> {
-        self.inner().try_reserve(length)
+        if self.fault == Fault::HoldsUpAll && self.held_up_by.is_some_and(|by| by != self.peer) {
+            return None;
+        }
+        let slot = self.inner().try_reserve(length);
+        if slot.is_none() {
+            self.held_up_by = Some(self.peer);
+        }
+        self.is_lost = slot.is_none() && self.fault == Fault::NeverFull;
+        if self.is_lost { Some(self.lost.as_mut_ptr()) } else { slot }
     }
 
     fn post(&mut self, stamp: &Stamp, length: usize) {
         self.posted += 1;
-        if self.fault == Fault::Loses && self.posted == 3 {
+        if self.is_lost || self.fault == Fault::Loses && self.posted == 3 {
             return;
         }
         self.inner().post(stamp, length);
     }
 
     unsafe fn send_from(&mut self, stamp: &Stamp, payload: *const u8, length: usize) -> bool {
+        let length = if self.fault == Fault::CutsLongOnes { length.min(self.cut) } else { length };
         // SAFETY: the caller's promise.
         unsafe { self.inner().send_from(stamp, payload, length) }
     }
@@ -121,7 +166,7 @@ impl Endpoint for Faulty {
                 inner,
             )
         };
-        self.connection.inner = Some(inner);
+        (self.connection.inner, self.connection.peer) = (Some(inner), peer);
         &mut self.connection
     }
 
@@ -175,7 +220,7 @@ impl Endpoint for Faulty {
     }
 
     fn undelivered(&self, matters: &dyn Fn(usize) -> bool) -> Option<usize> {
-        self.inner.undelivered(matters)
+        if self.fault == Fault::NeverDone { Some(1) } else { self.inner.undelivered(matters) }
     }
 }
 
@@ -190,11 +235,18 @@ impl Network for Broken {
     }
 
     fn ranks(&self) -> [Box<dyn Endpoint>; 2] {
-        let fault = self.0;
-        loopback().map(|inner| {
-            let connection = FaultyConnection { inner: None, fault, posted: 0, wanted: None };
-            Box::new(Faulty { inner, fault, connection }) as Box<dyn Endpoint>
-        })
+        loopback().map(|inner| self.around(inner))
+    }
+
+    fn three_ranks(&self) -> [Box<dyn Endpoint>; 3] {
+        three_on_loopback().map(|inner| self.around(inner))
+    }
+}
+
+impl Broken {
+    fn around(&self, inner: Box<dyn Endpoint>) -> Box<dyn Endpoint> {
+        let (fault, cut) = (self.0, inner.step_lengths().cut);
+        Box::new(Faulty { inner, fault, connection: FaultyConnection::new(fault, cut) })
     }
 }
 

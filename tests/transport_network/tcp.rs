@@ -13,7 +13,7 @@ use ringcomm::transport::fifo::FifoShape;
 use ringcomm::transport::network::{Endpoint, Lengths};
 use ringcomm::transport::segment::Segment;
 use ringcomm::transport::tcp::{
-    Connect, FRAME_BYTES, Frame, LaneKeys, NewLane, Settings, SocketInbox, TcpEndpoint,
+    Connect, FRAME_BYTES, Frame, NewDataSocket, Settings, SocketInbox, SocketKeys, TcpEndpoint,
 };
 use ringcomm::transport::wait::{SpinPolicy, WaitCheck};
 use std::io::{Read, Write};
@@ -36,11 +36,11 @@ impl Connect for Nobody {
 
 const LONG: Patience = Patience::LONG;
 const GEOMETRY: FifoShape = FifoShape { depth: 4, slot_bytes: 1024 };
-const LENGTHS: Lengths = Lengths { cut: 1024, whole: 0 };
+const LENGTHS: Lengths = Lengths { cut: 512, whole: 1024 };
 
-fn settings(protection: Protection, lanes: usize) -> Settings {
+fn settings(protection: Protection, data_sockets: usize) -> Settings {
     let (steps, messages) = (LENGTHS, LENGTHS);
-    Settings { geometry: GEOMETRY, steps, messages, protection, lanes }
+    Settings { geometry: GEOMETRY, steps, messages, protection, data_sockets }
 }
 
 fn pair() -> (TcpStream, TcpStream) {
@@ -49,28 +49,38 @@ fn pair() -> (TcpStream, TcpStream) {
     (there, listener.accept().unwrap().0)
 }
 
-fn lane(peer: usize, socket: TcpStream) -> NewLane {
+fn data_socket(rank: usize, peer: usize, socket: TcpStream) -> NewDataSocket {
     socket.set_nonblocking(true).unwrap();
     socket.set_nodelay(true).unwrap();
-    // Rank 0 sends with the first key.
+    // The lower rank sends with the first key.
     let (a, b) = ([1; 32], [2; 32]);
-    let keys =
-        if peer == 1 { LaneKeys { send: a, receive: b } } else { LaneKeys { send: b, receive: a } };
-    NewLane { peer, socket: OwnedFd::from(socket), keys }
+    let keys = if rank < peer {
+        SocketKeys { send: a, receive: b }
+    } else {
+        SocketKeys { send: b, receive: a }
+    };
+    NewDataSocket { peer, socket: OwnedFd::from(socket), keys }
 }
 
 /// Ranks 0 and 1 over `sockets`: what rank 0 holds of each, and what rank 1 does.
 fn ends(sockets: Vec<(TcpStream, TcpStream)>, protection: Protection) -> [TcpEndpoint; 2] {
-    let settings = settings(protection, sockets.len());
-    let inboxes = [0, 1].map(|_| Arc::new(SocketInbox::new().unwrap()));
-    for (first, second) in sockets {
-        inboxes[0].push(lane(1, first));
-        inboxes[1].push(lane(0, second));
+    mesh(sockets.into_iter().map(|pair| ([0, 1], pair)), protection)
+}
+
+/// Ranks over sockets between the two of each pair, which have equally many.
+fn mesh<const N: usize>(
+    sockets: impl ExactSizeIterator<Item = ([usize; 2], (TcpStream, TcpStream))>,
+    protection: Protection,
+) -> [TcpEndpoint; N] {
+    let settings = settings(protection, sockets.len() / (N * (N - 1) / 2));
+    let inboxes: [_; N] = std::array::from_fn(|_| Arc::new(SocketInbox::new().unwrap()));
+    for ([a, b], (first, second)) in sockets {
+        inboxes[a].push(data_socket(a, b, first));
+        inboxes[b].push(data_socket(b, a, second));
     }
-    let mut ranks = [0, 1].into_iter().zip(inboxes);
-    [(); 2].map(|()| {
-        let (rank, inbox) = ranks.next().unwrap();
-        TcpEndpoint::new(rank, 2, settings, inbox.clone(), Box::new(Nobody(inbox)))
+    std::array::from_fn(|rank| {
+        let inbox = inboxes[rank].clone();
+        TcpEndpoint::new(rank, N, settings, inbox.clone(), Box::new(Nobody(inbox)))
     })
 }
 
@@ -86,11 +96,22 @@ impl Network for Tcp {
         let sockets = (0..self.1).map(|_| pair()).collect();
         ends(sockets, self.0).map(|end| Box::new(end) as Box<dyn Endpoint>)
     }
+
+    fn three_ranks(&self) -> [Box<dyn Endpoint>; 3] {
+        let pairs = [[0, 1], [0, 2], [1, 2]].repeat(self.1);
+        let sockets = pairs.into_iter().map(|between| (between, pair()));
+        mesh(sockets, self.0).map(|end| Box::new(end) as Box<dyn Endpoint>)
+    }
 }
 
 /// One socket, in clear.
 pub fn loopback() -> [Box<dyn Endpoint>; 2] {
     Tcp(Protection::Clear, 1).ranks()
+}
+
+/// The same for three ranks.
+pub fn three_on_loopback() -> [Box<dyn Endpoint>; 3] {
+    Tcp(Protection::Clear, 1).three_ranks()
 }
 
 fn protections() -> [Protection; 3] {
@@ -138,7 +159,7 @@ fn through(piece: usize, at: Option<usize>) -> (TcpStream, TcpStream) {
 }
 
 #[test]
-fn bytes_that_come_in_small_pieces_and_on_slow_lanes_are_put_together() {
+fn bytes_that_come_in_small_pieces_and_on_slow_sockets_are_put_together() {
     let messages: Vec<Way> =
         (0..100).map(|i| ([3, 1000, 64, 0][i % 4], i % 3 == 0, i % 2 == 0)).collect();
     for protection in [Protection::Checksum, Protection::Encrypted] {
@@ -166,13 +187,13 @@ fn read_positions(socket: &mut TcpStream, rest: &mut Vec<u8>, positions: &mut Ve
 }
 
 #[test]
-fn a_lane_that_is_full_holds_one_message_and_the_other_carries_what_comes_after() {
+fn a_socket_that_is_full_holds_one_message_and_the_other_carries_what_comes_after() {
     let ((full, unread), (free, mut read)) = (pair(), pair());
     read.set_nonblocking(true).unwrap();
     let inbox = Arc::new(SocketInbox::new().unwrap());
     // The one that is asked first fills up.
-    inbox.push(lane(1, full));
-    inbox.push(lane(1, free));
+    inbox.push(data_socket(0, 1, full));
+    inbox.push(data_socket(0, 1, free));
     let settings = settings(Protection::Clear, 2);
     let mut network = TcpEndpoint::new(0, 2, settings, inbox.clone(), Box::new(Nobody(inbox)));
     let connection = network.connection(1);
@@ -185,7 +206,7 @@ fn a_lane_that_is_full_holds_one_message_and_the_other_carries_what_comes_after(
             posted += 1;
         }
         read_positions(&mut read, &mut rest, &mut positions);
-        // All slots are taken, for the oldest message is not written: the full lane has it.
+        // All slots are taken, for the oldest message is not written: the full data_socket has it.
         let behind: Vec<u64> = (posted - GEOMETRY.depth as u64 + 1..posted).collect();
         positions.ends_with(&behind).then_some(())
     });
@@ -265,7 +286,7 @@ impl Connect for Asked {
 fn others_are_asked_once_why_a_connection_has_ended_and_nobody_waits_after_the_answer() {
     let (first, second) = pair();
     let (inbox, asked) = (Arc::new(SocketInbox::new().unwrap()), Arc::new(AtomicUsize::new(0)));
-    inbox.push(lane(1, first));
+    inbox.push(data_socket(0, 1, first));
     let settings = settings(Protection::Checksum, 1);
     let connect = Box::new(Asked(asked.clone()));
     let mut network = TcpEndpoint::new(0, 2, settings, inbox.clone(), connect);
@@ -306,14 +327,14 @@ fn a_batch_that_only_sends_notices_that_the_connection_broke() {
     // The sockets of the other end close.
     drop(theirs);
     let mut content = content(0, 100 * GEOMETRY.slot_bytes);
-    let mut lanes = vec![[false; 2]; 2];
+    let mut pending = vec![[false; 2]; 2];
     let address = content.as_mut_ptr();
     let mut batch = [Transfer::new(true, 1, address, content.len(), stamp(0))];
     // SAFETY: the buffer holds the bytes and outlives the batch.
     let outcome = unsafe {
         send_recv::run(
             &mut batch,
-            &mut lanes,
+            &mut pending,
             &mut links,
             &mut (),
             ZeroCopyPolicy::LEAST,
