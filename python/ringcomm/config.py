@@ -104,7 +104,7 @@ class Explanation:
 
     algorithm: str
     transport: str
-    #: Parallel lanes.
+    #: Parallel channels.
     channels: int
     #: Parts that the buffer is cut into.
     chunks: int

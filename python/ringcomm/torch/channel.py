@@ -13,7 +13,7 @@ from typing import Any, Deque, List, Optional
 from .._native import DataType, Result, lib
 from ..communicator import Communicator
 from ..errors import RingError, RingRemoteError, RingTimeoutError
-from .lane import Lane
+from .comm_stream import CommStream
 from .meet import join, said
 from .types import movable
 
@@ -44,8 +44,8 @@ class Header(ctypes.Structure):
 HEADER_BYTES = ctypes.sizeof(Header)
 
 
-class ChannelLane(Lane):
-    """The lane of a channel. In its communicator the sender is rank 0; in errors, whoever it is."""
+class ChannelStream(CommStream):
+    """The comm stream of a channel. There the sender is rank 0; in errors, whoever it is."""
 
     def __init__(self, communicator: Communicator, ranks: List[int]) -> None:
         super().__init__(communicator)
@@ -57,11 +57,11 @@ class ChannelLane(Lane):
 
 
 class Channel:
-    """What both ends have: a lane, once the other end is there too."""
+    """What both ends have: a comm stream, once the other end is there too."""
 
     def __init__(self, post: Any, peer: int) -> None:
         self.post, self.peer = post, peer
-        self.lane: Optional[Lane] = None
+        self.comm_stream: Optional[CommStream] = None
         self.failure: Optional[BaseException] = None
 
     def _join(self, key: str, end: int) -> None:
@@ -83,7 +83,7 @@ class Channel:
             self.failure = self.failure or self._storeless(error)
             return
         ranks = [self.post.rank, self.peer]
-        self.lane = ChannelLane(made, ranks if end == 0 else ranks[::-1])
+        self.comm_stream = ChannelStream(made, ranks if end == 0 else ranks[::-1])
 
     def _patience(self) -> timedelta:
         """The deadline of each call on the channel."""
@@ -112,8 +112,8 @@ class Channel:
     def abort(self, error: RingError) -> None:
         """End the channel at once, for this reason."""
         self.failure = self.failure or error
-        if self.lane is not None:
-            self.lane.abort()
+        if self.comm_stream is not None:
+            self.comm_stream.abort()
 
 
 class Sender(Channel):
@@ -135,8 +135,8 @@ class Sender(Channel):
     def _open(self) -> None:
         self._join(f"{self.post.rank}>{self.peer}", 0)
         with self.lock:
-            if self._given_up and self.lane is not None:
-                self.lane.abort()
+            if self._given_up and self.comm_stream is not None:
+                self.comm_stream.abort()
             self._submit_all()
         self.post.announce()
 
@@ -145,7 +145,7 @@ class Sender(Channel):
         with self.lock:
             # Behind those that the opening thread is about to submit.
             self._waiting.append(message)
-            if self.lane is not None or self.failure is not None:
+            if self.comm_stream is not None or self.failure is not None:
                 self._submit_all()
         self.post.announce()
 
@@ -154,7 +154,7 @@ class Sender(Channel):
             self._submit(self._waiting.popleft())
 
     def _submit(self, message: Any) -> None:
-        if self.lane is None or self._given_up:
+        if self.comm_stream is None or self._given_up:
             message.settle(self.failure)
             return
         steps = []
@@ -169,7 +169,7 @@ class Sender(Channel):
             else:
                 steps.append((lib.ringSend, (place.data_ptr(), count, kind, 1)))
         try:
-            message.mark = self.lane.give(steps, message)
+            message.mark = self.comm_stream.give(steps, message)
             self._sent.append(message)
         except RingError as error:
             message.settle(error)
@@ -179,29 +179,29 @@ class Sender(Channel):
         way."""
         if message is not None and message.mark is None:
             self._opening.join(min(seconds, LOOK_FOR_LIFE))
-            if message.mark is None or self.lane is None:
+            if message.mark is None or self.comm_stream is None:
                 self._look_for_life()
                 return True
         if message is not None:
-            assert self.lane is not None
-            if self.lane.reached(message.mark, int(seconds * 1000)):
-                message.settle(self.lane.error_of(message.mark))
+            assert self.comm_stream is not None
+            if self.comm_stream.reached(message.mark, int(seconds * 1000)):
+                message.settle(self.comm_stream.error_of(message.mark))
         with self.lock:
-            while self.lane is not None and self._sent:
+            while self.comm_stream is not None and self._sent:
                 first = self._sent[0]
-                if not self.lane.reached(first.mark, 0):
+                if not self.comm_stream.reached(first.mark, 0):
                     break
                 self._sent.popleft()
-                first.settle(self.lane.error_of(first.mark))
-        if self.lane is not None:
-            self.lane.forget()
+                first.settle(self.comm_stream.error_of(first.mark))
+        if self.comm_stream is not None:
+            self.comm_stream.forget()
         self.post.announce()
         return self.busy()
 
     def _look_for_life(self) -> None:
         """Give up if the other end is gone before it was there."""
         trouble = self.post.trouble_with(self.peer) or self.post.gone(self.peer)
-        if trouble is not None and self.lane is None:
+        if trouble is not None and self.comm_stream is None:
             self.abort(trouble)
         self.post.announce()
 
@@ -224,8 +224,8 @@ class Sender(Channel):
         if self.busy():
             self.abort(self.post.late(self.peer))
         # What lies in the channel's slots is still received when this end has said goodbye.
-        elif self.lane is not None:
-            self.lane.close()
+        elif self.comm_stream is not None:
+            self.comm_stream.close()
 
     def abort(self, error: RingError) -> None:
         """End the channel at once; what has not arrived fails."""
@@ -235,6 +235,6 @@ class Sender(Channel):
             self._submit_all()
             while self._sent:
                 first = self._sent.popleft()
-                assert self.lane is not None
-                # What its lane says of itself is that it was aborted, and not why.
-                first.settle(self.failure if self.lane.error_of(first.mark) else None)
+                assert self.comm_stream is not None
+                # What its comm stream says of itself is that it was aborted, and not why.
+                first.settle(self.failure if self.comm_stream.error_of(first.mark) else None)

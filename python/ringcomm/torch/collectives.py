@@ -16,7 +16,7 @@ from .._native import Residence, counts_array, lib
 from ..integers import RANK, integer
 from . import types
 from .futures import level
-from .lane import Lane, Step
+from .comm_stream import CommStream, Step
 from .types import OPS, TYPES, Staging
 from .work import Work
 
@@ -48,12 +48,12 @@ def root_of(options: Any) -> int:
 
 
 class Collectives:
-    """Collectives over lanes; the group says which lane."""
+    """Collectives over comm streams; the group says which comm stream."""
 
     _rank: int
     _size: int
-    #: The lane of operations on the CPU's tensors that no callback starts.
-    _cpu: Lane
+    #: The comm stream of operations on the CPU's tensors that no callback starts.
+    _cpu: CommStream
 
     def rank(self) -> int:
         """This rank in the group."""
@@ -63,7 +63,7 @@ class Collectives:
         """The number of ranks of the group."""
         return self._size
 
-    def _lane(self, device: torch.device) -> Lane:
+    def _comm_stream(self, device: torch.device) -> CommStream:
         raise NotImplementedError
 
     def _start(
@@ -95,16 +95,16 @@ class Collectives:
         dtype = tensor.dtype.to_real() if tensor.dtype.is_complex else tensor.dtype
         scalar = torch.as_tensor(factor, dtype=dtype, device="cpu").reshape(1)
         number = ctypes.c_int()
-        lane = self._lane(tensor.device)
+        comm_stream = self._comm_stream(tensor.device)
         made = lib.ringRedOpCreatePreMulSum(
             ctypes.byref(number),
             scalar.data_ptr(),
             TYPES[dtype][0],
             Residence.HOST_IMMEDIATE.value,
-            lane.comm,
+            comm_stream.comm,
         )
         if made:
-            raise lane.refusal(made)
+            raise comm_stream.refusal(made)
         return number.value
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Optional[Work]:
@@ -114,18 +114,18 @@ class Collectives:
             # The plain case, without detours: half of a small call's time would go into them.
             reduction: Any = opts.reduceOp
             known, op = _PLAIN.get(tensor.dtype), OPS.get(reduction.op)
-            lane = self._cpu
+            comm_stream = self._cpu
             if known is not None and op is not None and tensor.is_cpu and type(tensor) in MEMORY:
                 plain = tensor.is_contiguous() and not tensor.is_neg()
                 if plain and level.depth == 0 and not _profiled() and not _modes():
                     place, count = tensor.data_ptr(), tensor.numel()
-                    if lane._running:
-                        lane.run([(_all_reduce, (place, place, count, known, op))])
+                    if comm_stream._running:
+                        comm_stream.run([(_all_reduce, (place, place, count, known, op))])
                         return None
-                    with lane.lock:
-                        result = _all_reduce(place, place, count, known, op, lane.comm, None)
+                    with comm_stream.lock:
+                        result = _all_reduce(place, place, count, known, op, comm_stream.comm, None)
                     if result:
-                        raise lane.refusal(result)
+                        raise comm_stream.refusal(result)
                     return None
         return self._all_reduce(listed(tensors), opts)
 

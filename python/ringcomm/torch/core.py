@@ -1,10 +1,12 @@
-"""The state of one rank's group: its lanes, its works, its end.
+"""The state of one rank's group: its comm streams, its works, its end.
 
-A lane for each device and each level of callbacks; see `lane` and `work`. The first, of the CPU, is
-made with the group, so that a rank that is missing is named there; the others when they are needed.
+A comm stream for each device and each level of callbacks; see `comm_stream` and `work`. The first,
+of the CPU, is made with the group, so that a rank that is missing is named there; the others when
+they are needed.
 
 A store may outlive the group, and serve the next one of the same name. So the ranks agree on a word
-through their first lane, and all keys but the one of that lane, which is gone by then, have it.
+through their first comm stream, and all keys have it but the one of that stream, which is gone by
+then.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from .backward import watch
 from .barrier import MonitoredBarriers
 from .collectives import TELLS
 from .futures import level
-from .lane import Lane, Step, check_process, destroyed
+from .comm_stream import CommStream, Step, check_process, destroyed
 from .meet import Connection, Part, another, join, join_first
 from .messages import Messages
 from .profiling import span, track
@@ -41,7 +43,7 @@ class _Scaled(threading.local):
     """The pre-multiplied sums of the call that this thread is about to make."""
 
     def __init__(self) -> None:
-        self.made: List[Tuple[int, Lane]] = []
+        self.made: List[Tuple[int, CommStream]] = []
 
 
 class Core(RootedCollectives):
@@ -54,7 +56,7 @@ class Core(RootedCollectives):
         self._rank, self._size = rank, size
         self._process = os.getpid()
         self._timeout = timeout
-        self._lanes: Dict[Tuple[str, int], Lane] = {}
+        self._comm_streams: Dict[Tuple[str, int], CommStream] = {}
         self._finishers: Dict[Tuple[str, int], Finisher] = {}
         #: Guards what is looked up here, and is never held while ranks meet.
         self._making = threading.Lock()
@@ -66,8 +68,8 @@ class Core(RootedCollectives):
         self._sequence = 0
         self._ended = False
         self._keys = "ringcomm"
-        self._cpu = self._new_lane("cpu", 0)
-        # Rank 0 says the word when it has deleted the lane's key: who goes on finds no old one.
+        self._cpu = self._new_comm_stream("cpu", 0)
+        # Rank 0 says the word when it has deleted the comm stream's key: who goes on finds no old one.
         word = (ctypes.c_uint8 * (WORD_BYTES + KEY_BYTES))()
         word[:] = secrets.token_bytes(len(word))
         place = ctypes.addressof(word), ctypes.addressof(word)
@@ -78,34 +80,34 @@ class Core(RootedCollectives):
             keep_for_new_groups(self._key)
         self._monitored = MonitoredBarriers(store, f"{self._keys}/monitored", rank, size)
 
-    def _lane(self, device: torch.device) -> Lane:
+    def _comm_stream(self, device: torch.device) -> CommStream:
         if level.depth == 0 and device.type == "cpu":
             return self._cpu
         name = "cpu" if device.type == "cpu" else f"{device.type}:{device.index}"
-        lane = self._lanes.get((name, level.depth))
-        return self._new_lane(name, level.depth) if lane is None else lane
+        comm_stream = self._comm_streams.get((name, level.depth))
+        return self._new_comm_stream(name, level.depth) if comm_stream is None else comm_stream
 
-    def _new_lane(self, device: str, depth: int) -> Lane:
+    def _new_comm_stream(self, device: str, depth: int) -> CommStream:
         # To the others, who would meet it in the store, a forked child would be its parent.
         check_process(self._process, self._rank)
         turn, key = self._turn(device, depth)
         with turn:
-            lane = self._lanes.get((device, depth))
-            if lane is not None:
-                return lane
+            comm_stream = self._comm_streams.get((device, depth))
+            if comm_stream is not None:
+                return comm_stream
             if self._ended:
                 raise destroyed(self._rank)
-            lane = self._join(device, depth, key)
+            comm_stream = self._join(device, depth, key)
             with self._making:
                 if not self._ended:
-                    self._lanes[device, depth] = lane
-                    return lane
+                    self._comm_streams[device, depth] = comm_stream
+                    return comm_stream
         # The group has ended while the ranks met.
-        lane.abort()
+        comm_stream.abort()
         raise destroyed(self._rank)
 
     def _turn(self, device: str, depth: int) -> Tuple[threading.Lock, str]:
-        """What who makes this lane holds, and the key where its ranks meet."""
+        """What who makes this comm stream holds, and the key where its ranks meet."""
         kind = device.split(":")[0]
         with self._making:
             if (device, depth) not in self._turns:
@@ -116,16 +118,16 @@ class Core(RootedCollectives):
                 self._turns[device, depth] = threading.Lock(), key
             return self._turns[device, depth]
 
-    def _join(self, device: str, depth: int, key: str) -> Lane:
+    def _join(self, device: str, depth: int, key: str) -> CommStream:
         if (device, depth) == ("cpu", 0):
-            return Lane(join_first(self._store, key, self._rank, self._size, self._timeout))
+            return CommStream(join_first(self._store, key, self._rank, self._size, self._timeout))
         # Other threads use the group's connection to the store meanwhile.
         where = self._further(), key, self._rank, self._size, self._key.key, self._timeout
         if device == "cpu":
-            return Lane(join(*where))
-        from .cuda import CudaLane
+            return CommStream(join(*where))
+        from .cuda import CudaCommStream
 
-        return CudaLane(*where, device)
+        return CudaCommStream(*where, device)
 
     def _further(self) -> Connection:
         if self._connection is None:
@@ -156,21 +158,21 @@ class Core(RootedCollectives):
                     f"{name}: tensors on different devices, {device} and {tensor.device}; move "
                     "them to one"
                 )
-        lane = self._lane(device)
+        comm_stream = self._comm_stream(device)
         after = None if staging is None else staging.after()
         batch = getattr(self._coalescing, "works", None)
         try:
             if getattr(options, "asyncOp", True) or batch is not None:
                 held = (tensors, result, None if staging is None else staging.keep)
-                mark = lane.give(steps, held)
-                work = Work(lane, mark, result, after, self._finisher(device), name)
+                mark = comm_stream.give(steps, held)
+                work = Work(comm_stream, mark, result, after, self._finisher(device), name)
                 track(name, work, tensors)
                 watch(work)
                 if batch is not None:
                     batch.append(work)
                 return work
             with span(name, tensors):
-                lane.run(steps)
+                comm_stream.run(steps)
         finally:
             self._forget_scaled()
         if after is not None:
@@ -179,13 +181,13 @@ class Core(RootedCollectives):
 
     def _scaled_sum(self, op: Any, tensor: torch.Tensor) -> int:
         number = super()._scaled_sum(op, tensor)
-        self._scaled.made.append((number, self._lane(tensor.device)))
+        self._scaled.made.append((number, self._comm_stream(tensor.device)))
         return number
 
     def _forget_scaled(self) -> None:
         while self._scaled.made:
-            number, lane = self._scaled.made.pop()
-            lib.ringRedOpDestroy(number, lane.comm)
+            number, comm_stream = self._scaled.made.pop()
+            lib.ringRedOpDestroy(number, comm_stream.comm)
 
     def start_coalescing(self, device: Any = None) -> None:
         """The operations of this thread until `end_coalescing` make one work."""
@@ -250,8 +252,8 @@ class Core(RootedCollectives):
         self._key.forget()
         if self._messages is not None:
             getattr(self._messages, how)()
-        for lane in list(self._lanes.values()):
-            getattr(lane, how)()
+        for comm_stream in list(self._comm_streams.values()):
+            getattr(comm_stream, how)()
         for finisher in list(self._finishers.values()):
             finisher.close()
 

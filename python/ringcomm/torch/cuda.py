@@ -1,4 +1,4 @@
-"""Lanes for CUDA tensors: the library gets the device's addresses and torch's streams."""
+"""Streams for CUDA tensors: the library gets the device's addresses and torch's streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from .._native import Result
 from ..errors import RingAbortedError, RingError
 from .advice import advised
-from .lane import MOST_REMEMBERED, Lane, Step
+from .comm_stream import MOST_REMEMBERED, CommStream, Step
 from .meet import join
 
 #: Between two looks at an event, in seconds, where a wait has a limit: that is for what is late.
@@ -26,7 +26,7 @@ class Moment(NamedTuple):
     event: Any
 
 
-class CudaLane(Lane):
+class CudaCommStream(CommStream):
     """Calls on one communicator of a CUDA device, on torch's current stream."""
 
     def __init__(
@@ -71,7 +71,7 @@ class CudaLane(Lane):
         """What is remembered keeps no memory."""
 
     def reached(self, mark: Moment, timeout_ms: int) -> bool:
-        """As a CPU lane's; without end it makes the current stream wait, not this thread."""
+        """As a CPU comm stream's; without end it makes the current stream wait, not this thread."""
         end = time.monotonic() + timeout_ms / 1000
         while not mark.event.query():
             if timeout_ms < 0:
@@ -101,11 +101,11 @@ class CudaLane(Lane):
             self.error = advised(found.result, found.message, self.rank)
 
     def error_of(self, mark: Moment) -> Optional[RingError]:
-        """As a CPU lane's."""
+        """As a CPU comm stream's."""
         return self.error if mark.number > self._went_well else None
 
     def abort(self) -> None:
-        """As a CPU lane's. What had not ended before it has failed."""
+        """As a CPU comm stream's. What had not ended before it has failed."""
         self._forget()
         pending = self._running[0][0] if self._running and self.comm is not None else None
         super().abort()

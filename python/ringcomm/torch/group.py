@@ -3,7 +3,7 @@
 `Group` is a whole ProcessGroup: calls from Python reach it with nothing between, and its works are
 the caller's own. `Inner` is a Backend, for one device of a group that torch makes:
 `cpu:gloo,cuda:ringcomm`. Where torch looks for the Backend of a `Group`, it finds an `Inner` on the
-same lanes.
+same comm streams.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroup
 
 from .core import Core
 from .dispatched import dispatches
-from .lane import check_process
+from .comm_stream import check_process
 
 DEVICES = ["cpu", "cuda"]
 
@@ -52,7 +52,7 @@ class _Common(Core):
         return "ringcomm"
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """The deadline of what is made from now on: lanes, barriers, messages."""
+        """The deadline of what is made from now on: comm streams, barriers, messages."""
         self._timeout = timeout
 
     _set_default_timeout = set_timeout
@@ -88,7 +88,7 @@ class Inner(_Common, TorchBackend):
 
     @classmethod
     def of(cls, group: "Group") -> "Inner":
-        """The Backend that a group shows, on the group's own lanes."""
+        """The Backend that a group shows, on the group's own comm streams."""
         made = cls.__new__(cls)
         TorchBackend.__init__(made, group.rank(), group.size())
         made.__dict__ = group.__dict__

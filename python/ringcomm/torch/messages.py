@@ -26,7 +26,7 @@ from ..communicator import Communicator
 from ..errors import RingAbortedError, RingError, RingRemoteError, RingTimeoutError
 from . import alive
 from .channel import Sender
-from .lane import check_process, destroyed
+from .comm_stream import check_process, destroyed
 from .message import Message, Receive, Send
 from .receiver import Receiver
 from .work import Work

@@ -14,7 +14,7 @@ import torch
 from .._native import DataType, Result, lib
 from ..errors import RingError, RingTimeoutError, RingUsageError
 from .channel import BYTE, HEADER_BYTES, LOOK, LOOK_FOR_LIFE, ROOM, Channel, Header
-from .lane import Lane
+from .comm_stream import CommStream
 from .meet import LONGEST, milliseconds
 from .types import movable
 
@@ -124,7 +124,7 @@ class Receiver(Channel):
 
     def _opened(self, end: float) -> bool:
         """Join the channel once the sender has left word in the store."""
-        if self.lane is None and self.failure is None:
+        if self.comm_stream is None and self.failure is None:
             if self._opening is None:
                 self._look_for(end)
             else:
@@ -132,7 +132,7 @@ class Receiver(Channel):
         if self.failure is not None:
             self._give_up(self.failure)
             return False
-        return self.lane is not None
+        return self.comm_stream is not None
 
     def _look_for(self, end: float) -> None:
         while True:
@@ -162,9 +162,9 @@ class Receiver(Channel):
 
     def _open(self) -> None:
         self._join(self._key, 1)
-        # In this order: whoever gives up says so before it looks for the lane.
-        if self.failure is not None and self.lane is not None:
-            self.lane.abort()
+        # In this order: whoever gives up says so before it looks for the comm stream.
+        if self.failure is not None and self.comm_stream is not None:
+            self.comm_stream.abort()
 
     def _wait_for_opening(self, opening: threading.Thread, end: float) -> None:
         opening.join(max(0, end - time.monotonic()))
@@ -176,29 +176,29 @@ class Receiver(Channel):
 
     def _take(self, end: float) -> bool:
         """Whether a message has come before the end; then it is where it belongs."""
-        lane = self.lane
-        assert lane is not None
+        comm_stream = self.comm_stream
+        assert comm_stream is not None
         if self._asked is None:
             place = ctypes.addressof(self._header)
             try:
-                self._asked = lane.give(
+                self._asked = comm_stream.give(
                     [(lib.ringRecv, (place, HEADER_BYTES, BYTE, 0))], self._header
                 )
             except RingError as error:
                 self._fail(error)
                 return False
         left = max(0, int((end - time.monotonic()) * 1000))
-        if not lane.reached(self._asked, left):
+        if not comm_stream.reached(self._asked, left):
             return False
         asked, self._asked = self._asked, None
-        failed = lane.error_of(asked)
+        failed = comm_stream.error_of(asked)
         if failed is not None:
             self._fail(failed)
             return False
-        self._deliver(lane)
+        self._deliver(comm_stream)
         return True
 
-    def _deliver(self, lane: Lane) -> None:
+    def _deliver(self, comm_stream: CommStream) -> None:
         """The header is here: take the body, for whoever wants it or to be put aside."""
         tag, count, kind = self._header.tag, self._header.count, self._header.kind
         with self.post.lock:
@@ -214,7 +214,7 @@ class Receiver(Channel):
         if size <= ROOM:
             ctypes.memmove(place.data_ptr(), self._header.body, size)
         else:
-            failed = self._fetch(lane, place, count, kind)
+            failed = self._fetch(comm_stream, place, count, kind)
         if failed is not None:
             if taker is not None:
                 taker.settle(failed)
@@ -228,19 +228,19 @@ class Receiver(Channel):
             self.look_aside()
 
     def _fetch(
-        self, lane: Lane, place: torch.Tensor, count: int, kind: int
+        self, comm_stream: CommStream, place: torch.Tensor, count: int, kind: int
     ) -> Optional[RingError]:
         """Receive a body, within the group's deadline; what went wrong, if anything did."""
         try:
-            mark = lane.give([(lib.ringRecv, (place.data_ptr(), count, kind, 0))], place)
+            mark = comm_stream.give([(lib.ringRecv, (place.data_ptr(), count, kind, 0))], place)
         except RingError as error:
             return error
-        if lane.reached(mark, milliseconds(self.post.timeout)):
-            with lane.lock:
-                lane.idle()  # so it keeps the place no longer
-            return lane.error_of(mark)
+        if comm_stream.reached(mark, milliseconds(self.post.timeout)):
+            with comm_stream.lock:
+                comm_stream.idle()  # so it keeps the place no longer
+            return comm_stream.error_of(mark)
         # Nobody writes there any more once this is done.
-        lane.abort()
+        comm_stream.abort()
         return RingTimeoutError(
             f"timeout: rank {self.post.rank} waited {self.post.seconds:g} s for the rest of a "
             f"message that rank {self.peer} had begun to send: see what that rank does, or give "

@@ -9,7 +9,7 @@ import torch
 from .._native import counts_array, lib
 from . import types
 from .collectives import listed, root_of
-from .lane import Step
+from .comm_stream import Step
 from .scattered import ScatteredReductions
 from .types import Staging
 from .work import Work

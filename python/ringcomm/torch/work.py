@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Work as TorchWork
 from .._native import Result
 from ..errors import RingError, RingTimeoutError
 from .futures import Future, level
-from .lane import Lane
+from .comm_stream import CommStream
 from .older import OLD, outlive
 
 
@@ -27,7 +27,7 @@ class Work(TorchWork):
 
     def __init__(
         self,
-        lane: Lane,
+        comm_stream: CommStream,
         mark: int,
         tensors: List[torch.Tensor],
         after: Optional[Callable[[], None]] = None,
@@ -35,7 +35,7 @@ class Work(TorchWork):
         name: str = "",
     ) -> None:
         super().__init__()
-        self._lane = lane
+        self._comm_stream = comm_stream
         self._mark = mark
         self._tensors = tensors
         self._after = after
@@ -49,7 +49,7 @@ class Work(TorchWork):
 
     def is_completed(self) -> bool:
         """Whether the operation is done. Does not wait."""
-        if not self._over and self._lane.reached(self._mark, 0):
+        if not self._over and self._comm_stream.reached(self._mark, 0):
             self.finish()
         return self._over
 
@@ -67,12 +67,12 @@ class Work(TorchWork):
             limit = -1
             if timeout is not None and timeout.total_seconds() > 0:
                 limit = max(1, int(timeout.total_seconds() * 1000))
-            if not self._lane.reached(self._mark, limit):
+            if not self._comm_stream.reached(self._mark, limit):
                 raise RingTimeoutError(
-                    f"timeout: rank {self._lane.rank} waited {limit} ms for its "
+                    f"timeout: rank {self._comm_stream.rank} waited {limit} ms for its "
                     f"{self._name or 'operation'}; give wait() a longer timeout where it is late",
                     Result.TIMEOUT,
-                    rank=self._lane.rank,
+                    rank=self._comm_stream.rank,
                 )
             self.finish()
         self._waited = True
@@ -89,15 +89,15 @@ class Work(TorchWork):
     def failure(self) -> Optional[BaseException]:
         """Wait until the calls are done; their error."""
         if not self._over:
-            self._lane.reached(self._mark, -1)
-        return self._error or self._lane.error_of(self._mark)
+            self._comm_stream.reached(self._mark, -1)
+        return self._error or self._comm_stream.error_of(self._mark)
 
     def finish(self) -> None:
         """The calls are done: see how they went, and bring the results where they belong."""
         with self._ending:
             if self._over:
                 return
-            self._error = self._lane.error_of(self._mark)
+            self._error = self._comm_stream.error_of(self._mark)
             if self._error is None and self._after is not None:
                 try:
                     self._after()
@@ -105,7 +105,7 @@ class Work(TorchWork):
                     self._error = error
             self._after = None
             self._over = True
-        self._lane.forget()
+        self._comm_stream.forget()
 
     def get_future(self) -> Future:
         """A future with the list of the result's tensors; completes by itself."""
@@ -123,7 +123,7 @@ class Work(TorchWork):
     def complete(self) -> None:
         """Give the future its value."""
         if not self._over:
-            self._lane.reached(self._mark, -1)
+            self._comm_stream.reached(self._mark, -1)
             self.finish()
         assert self._future is not None
         self._future.settle(self._error)
@@ -225,7 +225,7 @@ class Finisher:
     """A thread that completes futures, one after another, and runs their callbacks.
 
     A callback may start operations and wait for their futures. Those are one level deeper, where
-    another lane and another finisher serve them; so neither waits for itself.
+    another comm stream and another finisher serve them; so neither waits for itself.
     """
 
     def __init__(self, depth: int) -> None:

@@ -127,7 +127,7 @@ def interrupted(rank):
         raise KeyboardInterrupt
 
     try:
-        dist.group.WORLD._lane(tensor.device).give([(call, (place, place, 4, 7, 0))], [tensor])
+        dist.group.WORLD._comm_stream(tensor.device).give([(call, (place, place, 4, 7, 0))], [tensor])
     except KeyboardInterrupt:
         pass
     del tensor

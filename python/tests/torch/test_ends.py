@@ -171,7 +171,7 @@ def opens_after_the_end(rank):
 
         def watched(sender):
             given_up(sender)
-            opened.append(sender.lane is None or sender.lane.comm is None)
+            opened.append(sender.comm_stream is None or sender.comm_stream.comm is None)
 
         Sender._open = watched
         work = dist.isend(torch.ones(1), 1)
@@ -212,7 +212,7 @@ def test_an_aborted_send_says_why():
 
 
 def watch_joins():
-    """Set when a lane of callbacks begins to wait for the other ranks."""
+    """Set when a comm stream of callbacks begins to wait for the other ranks."""
     joining, join = threading.Event(), core.join
 
     def watched(*where, **more):
@@ -242,30 +242,30 @@ def sends_while_a_callback_waits(rank):
     assert tensor.item() == 4
 
 
-def test_a_lane_that_is_being_made_holds_nobody_up():
+def test_a_comm_stream_that_is_being_made_holds_nobody_up():
     launched(2, sends_while_a_callback_waits)
 
 
-def aborts_while_a_lane_is_made(rank):
+def aborts_while_a_comm_stream_is_made(rank):
     store, group = dist.distributed_c10d._get_default_store(), dist.group.WORLD
     if rank == 0:
         joining = watch_joins()
-        threading.Thread(target=group._new_lane, args=("cpu", 1), daemon=True).start()
+        threading.Thread(target=group._new_comm_stream, args=("cpu", 1), daemon=True).start()
         joining.wait()
         abort()
         with pytest.raises(ringcomm.RingUsageError, match="destroyed"):
-            group._new_lane("cpu", 2)
+            group._new_comm_stream("cpu", 2)
         store.set("over", b"")
     else:
         store.wait(["over"])
 
 
-def test_an_abort_waits_for_no_lane():
-    launched(2, aborts_while_a_lane_is_made)
+def test_an_abort_waits_for_no_stream():
+    launched(2, aborts_while_a_comm_stream_is_made)
 
 
 def joins_too_late(rank):
-    """A lane whose ranks meet when the group has ended on one of them ends there, too."""
+    """A comm stream whose ranks meet when the group has ended on one of them ends there, too."""
     group = dist.group.WORLD
     join, joined = core.join, []
 
@@ -277,9 +277,9 @@ def joins_too_late(rank):
 
     core.join = late
     with pytest.raises(ringcomm.RingUsageError, match="destroyed"):
-        group._new_lane("cpu", 1)
+        group._new_comm_stream("cpu", 1)
     assert [made.handle for made in joined] == [None]
 
 
-def test_a_lane_that_is_made_too_late():
+def test_a_comm_stream_that_is_made_too_late():
     launched(2, joins_too_late)

@@ -344,10 +344,10 @@ def refused_in_the_middle(rank):
     tensor = torch.ones(4)
     if rank == 0:
         kept = weakref.ref(tensor)
-        lane, place = dist.group.WORLD._lane(tensor.device), tensor.data_ptr()
+        comm_stream, place = dist.group.WORLD._comm_stream(tensor.device), tensor.data_ptr()
         right, wrong = (place, place, 4, 7, 0), (place, place, 4, 99, 0)
         with pytest.raises(ringcomm.RingError):
-            lane.give([(lib.ringAllReduce, right), (lib.ringAllReduce, wrong)], [tensor])
+            comm_stream.give([(lib.ringAllReduce, right), (lib.ringAllReduce, wrong)], [tensor])
         del tensor
         gc.collect()
         assert kept() is not None

@@ -263,7 +263,7 @@ def test_one_rank_alone():
 
 
 def in_a_callback(peer):
-    """What a callback calls has a lane of its own, which is made when it is needed."""
+    """What a callback calls has a comm stream of its own, which is made when it is needed."""
     level.depth = 1
     dist.all_reduce(torch.ones(1))
 

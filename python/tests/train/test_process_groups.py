@@ -51,7 +51,7 @@ def test_without_a_group_it_is_said_what_to_do():
 
 
 def test_words_of_a_broadcast_are_known_by_their_keys():
-    """Threads of the ranks make lanes in any order."""
+    """Threads of the ranks make comm streams in any order."""
 
     def speak(comm):
         store, keys = _BroadcastStore(comm), ["a", "b"]

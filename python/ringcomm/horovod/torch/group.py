@@ -1,5 +1,5 @@
-"""The ranks of the job as torch's collectives see them: lanes of `ringcomm.torch`, without torch's
-process groups and stores."""
+"""The ranks of the job as torch's collectives see them: comm streams of `ringcomm.torch`, without
+torch's process groups and stores."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _BroadcastStore:
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self._heard: Dict[str, bytes] = {}
-        #: Threads may make lanes at the same time.
+        #: Threads may make comm streams at the same time.
         self._speaking = threading.Lock()
 
     def set(self, key: str, value: bytes) -> None:

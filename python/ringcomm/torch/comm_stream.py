@@ -1,4 +1,4 @@
-"""A lane: a communicator, a host stream, and the order of what goes through both.
+"""A comm stream: a communicator, a host stream, and the order of what goes through both.
 
 A call that its caller waits for is made directly, on the caller's thread. One that nobody waits for
 yet goes to the stream, whose thread needs no GIL; a mark behind it tells when it is done. A direct
@@ -53,7 +53,7 @@ def check_process(process: int, rank: int) -> None:
         raise forked(rank)
 
 
-class Lane:
+class CommStream:
     """Calls on one communicator, in the order in which they come."""
 
     def __init__(self, communicator: Communicator) -> None:
@@ -216,15 +216,15 @@ class Lane:
             self.reached(mark, -1)
 
 
-#: The lanes of this process.
-_living: "weakref.WeakSet[Lane]" = weakref.WeakSet()
+#: The comm streams of this process.
+_living: "weakref.WeakSet[CommStream]" = weakref.WeakSet()
 
 
 def _in_child() -> None:
     """A forked child has no thread that would give a lock back; what it asks the library for is
     refused there."""
-    for lane in list(_living):
-        lane.lock = threading.Lock()
+    for comm_stream in list(_living):
+        comm_stream.lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_in_child)
