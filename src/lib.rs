@@ -32,6 +32,7 @@ pub use communicator::Communicator;
 pub use communicator::typed::{Element, Messages};
 pub use config::{AddressFamily, Config, DeviceChoice, Protection};
 pub use error::{Error, Result};
+pub use half::{bf16, f16};
 pub use types::{DataType, ReduceOp};
 
 #[doc(hidden)]

@@ -42,6 +42,8 @@ elements! {
     u64, Uint64;
     f32, Float32;
     f64, Float64;
+    half::f16, Float16;
+    half::bf16, Bfloat16;
 }
 
 /// Sends and receives that run together, in any order.

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 /// The longest sleep at once; whoever wants more sleeps again.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// A descriptor to sleep on.
+/// A descriptor to sleep on. The entry is libc's: rustix's borrows its descriptor, and lists of
+/// these live longer than some of those.
 pub fn entry(fd: RawFd, events: libc::c_short) -> libc::pollfd {
     libc::pollfd { fd, events, revents: 0 }
 }

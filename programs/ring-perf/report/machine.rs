@@ -2,6 +2,7 @@
 //! a cache line takes from one core to another.
 #![allow(unsafe_code)]
 
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::{Value, json};
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -109,23 +110,16 @@ fn free_bytes(meminfo: &str) -> Option<usize> {
 
 /// The cores this process may use.
 pub fn allowed_cores() -> Vec<usize> {
-    // SAFETY: a cpu_set_t is plain bits and all-zero is the empty set.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the set is ours and its size is passed.
-    unsafe { libc::sched_getaffinity(0, size_of_val(&set), &mut set) };
-    let all = 0..libc::CPU_SETSIZE as usize;
-    // SAFETY: reads a bit of the set inside its capacity.
-    all.filter(|core| unsafe { libc::CPU_ISSET(*core, &set) }).collect()
+    let set = sched_getaffinity(None).unwrap_or_default();
+    (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()
 }
 
 /// Let the calling thread, and those that it starts, run on one core only.
 pub fn bind(core: usize) {
-    // SAFETY: plain bits; the core number came out of such a set.
-    unsafe {
-        let mut one: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(core, &mut one);
-        libc::sched_setaffinity(0, size_of_val(&one), &one);
-    }
+    let mut one = CpuSet::new();
+    one.set(core);
+    // Who may not be bound runs where it is.
+    let _ = sched_setaffinity(None, &one);
 }
 
 /// Least and greatest one-way time from the first core to some others.

@@ -13,6 +13,7 @@ use crate::cli::options::{Child, Options};
 use crate::measure::expected_layout::Cell;
 use crate::ranks::job;
 use crate::ranks::shared_state::Board;
+use crate::report::machine::{allowed_cores, bind};
 use crate::report::row::Told;
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::bootstrap::allgather::root_threads;
@@ -37,24 +38,9 @@ fn new_id(options: &Options) -> Result<UniqueId> {
 
 /// Bind the calling thread to a core, where every rank can have its own.
 pub fn pin(options: &Options, rank: usize, nranks: usize) {
-    // SAFETY: a cpu_set_t is plain bits and all-zero is the empty set.
-    let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the set is ours and its size is passed.
-    if unsafe { libc::sched_getaffinity(0, size_of_val(&allowed), &mut allowed) } != 0 {
-        return;
-    }
-    // SAFETY: reads a bit of the set inside its capacity.
-    let cores: Vec<usize> = (0..libc::CPU_SETSIZE as usize)
-        .filter(|core| unsafe { libc::CPU_ISSET(*core, &allowed) })
-        .collect();
-    if !options.pin.unwrap_or(nranks <= cores.len()) {
-        return;
-    }
-    // SAFETY: as above; the core number came out of such a set.
-    unsafe {
-        let mut one: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cores[rank % cores.len()], &mut one);
-        libc::sched_setaffinity(0, size_of_val(&one), &one);
+    let cores = allowed_cores();
+    if !cores.is_empty() && options.pin.unwrap_or(nranks <= cores.len()) {
+        bind(cores[rank % cores.len()]);
     }
 }
 

@@ -1,5 +1,4 @@
 //! What a rank tells the others when it joins: its settings, its cores, where its memory is.
-#![allow(unsafe_code)]
 
 use super::calibrate::Profiled;
 use crate::algorithm::Algorithm;
@@ -8,6 +7,7 @@ use crate::communicator::tuning::slot_sizing::buff_size;
 use crate::config::{Config, Protection};
 use crate::error::{Error, Result};
 use crate::host;
+use rustix::thread::{CpuSet, sched_getaffinity};
 
 /// What a rank tells the others at the rendezvous.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -36,8 +36,11 @@ pub(super) type Cores = [u64; 16];
 /// The cores that the calling thread may run on; none where the kernel does not say.
 pub(super) fn own_cores() -> Cores {
     let mut cores = Cores::default();
-    // SAFETY: the kernel writes at most the bytes of the array.
-    unsafe { libc::sched_getaffinity(0, size_of::<Cores>(), cores.as_mut_ptr().cast()) };
+    if let Ok(set) = sched_getaffinity(None) {
+        for core in (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)) {
+            cores[core / 64] |= 1 << (core % 64);
+        }
+    }
     cores
 }
 
