@@ -15,9 +15,9 @@
 /* Threads in a block at most: with the whole register file to itself such a block has 128 registers
    a thread, which the widest loop needs. Any smaller number works. */
 #define RINGCOMM_THREADS 512
-/* Blocks in x that may meet (`ringcomm_meeting`); more than any device has multiprocessors twice.
+/* Blocks in x that may meet (`ringcomm_barrier`); more than any device has multiprocessors twice.
  */
-#define RINGCOMM_MEETING_BLOCKS 320
+#define RINGCOMM_BARRIER_BLOCKS 320
 /* Sources and targets of a plan's step together; their addresses are kept in shared memory. */
 #define RINGCOMM_STEP_ENDS 128
 /* Ranks that a plan's connections may lead to; their positions are kept in shared memory. */
@@ -36,7 +36,7 @@
 /* What was waited for (`ringcomm_report.waiting`). */
 #define RINGCOMM_FOR_MESSAGE 1u
 #define RINGCOMM_FOR_SLOT 2u
-#define RINGCOMM_FOR_MEETING 3u
+#define RINGCOMM_FOR_BARRIER 3u
 #define RINGCOMM_FOR_LINES 4u
 
 /* A flag or counter that somebody polls, on a line of its own. */
@@ -53,7 +53,7 @@ typedef struct {
     uint32_t rank;
     /* The peer that was waited for. */
     uint32_t peer;
-    /* The channel of a plan, the block of a meeting or of an exchange. */
+    /* The channel of a plan, the block of a barrier or of an exchange. */
     uint32_t block;
     /* The step of a plan. */
     uint32_t step;
@@ -67,7 +67,7 @@ typedef struct {
 typedef struct {
     /* Not 0: this block of the rank's kernels ends at once. Written by the host. A line for each block:
        reads of one word of the host's take turns, 1 us each on an H100. */
-    ringcomm_flag abort[RINGCOMM_MEETING_BLOCKS];
+    ringcomm_flag abort[RINGCOMM_BARRIER_BLOCKS];
     /* Written by the first thread of the rank that gives up. */
     ringcomm_report report;
     uint64_t unused_too[10];
@@ -101,17 +101,17 @@ typedef struct {
     uint32_t flags;
 } ringcomm_piece;
 
-/* A meeting of the same block of every rank, before the first piece and after the last. */
+/* A barrier of the same block of every rank, before the first piece and after the last. */
 typedef struct {
-    /* const uint64_t[nranks]: of every rank, its `ringcomm_flag[MEETING_BLOCKS][nranks]` as this
-       device addresses it. Zero at first. 0 where there is no meeting. */
+    /* const uint64_t[nranks]: of every rank, its `ringcomm_flag[BARRIER_BLOCKS][nranks]` as this
+       device addresses it. Zero at first. 0 where there is no barrier. */
     uint64_t flags;
-    /* uint64_t[MEETING_BLOCKS] in this device's memory, zero at first: meetings so far. */
+    /* uint64_t[BARRIER_BLOCKS] in this device's memory, zero at first: barriers so far. */
     uint64_t epochs;
     uint32_t nranks;
     uint32_t unused;
     ringcomm_watch watch;
-} ringcomm_meeting;
+} ringcomm_barrier;
 
 /* The pieces that one rank, or all ranks of a device, have in a launch: row y of the grid. */
 typedef struct {
@@ -119,7 +119,7 @@ typedef struct {
     uint32_t npieces;
     uint32_t ntiles;
     uint32_t unused;
-    ringcomm_meeting meeting;
+    ringcomm_barrier barrier;
 } ringcomm_reduce_call;
 
 typedef struct {

@@ -4,7 +4,7 @@
 //! Addresses are those of the device.
 
 pub const THREADS: usize = 512;
-pub const MEETING_BLOCKS: usize = 320;
+pub const BARRIER_BLOCKS: usize = 320;
 pub const STEP_ENDS: usize = 128;
 pub const PLAN_PEERS: usize = 128;
 pub const INLINE_PIECES: usize = 32;
@@ -15,7 +15,7 @@ pub const ABORTED: u32 = 1;
 pub const LATE: u32 = 2;
 pub const FOR_MESSAGE: u32 = 1;
 pub const FOR_SLOT: u32 = 2;
-pub const FOR_MEETING: u32 = 3;
+pub const FOR_BARRIER: u32 = 3;
 pub const FOR_LINES: u32 = 4;
 pub const FINISH: u32 = 1;
 pub const COPY: u32 = 2;
@@ -50,7 +50,7 @@ pub struct Report {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Control {
-    pub abort: [Flag; MEETING_BLOCKS],
+    pub abort: [Flag; BARRIER_BLOCKS],
     pub report: Report,
     pub unused_too: [u64; 10],
 }
@@ -78,7 +78,7 @@ pub struct Piece {
 
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub struct Meeting {
+pub struct Barrier {
     pub flags: u64,
     pub epochs: u64,
     pub nranks: u32,
@@ -93,7 +93,7 @@ pub struct ReduceCall {
     pub npieces: u32,
     pub ntiles: u32,
     pub unused: u32,
-    pub meeting: Meeting,
+    pub barrier: Barrier,
 }
 
 #[derive(Clone, Copy, Debug)]

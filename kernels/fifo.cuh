@@ -61,7 +61,7 @@ DEVICE uint64_t abort_word(const ringcomm_watch &watch, const Waiting &waiting) 
 
 /* Whether the rank's kernels are to end: also those that would not have to wait, since their peers
    may have given up and gone on. */
-DEVICE bool is_called_off(const ringcomm_watch &watch, const Waiting &waiting) {
+DEVICE bool is_cancelled(const ringcomm_watch &watch, const Waiting &waiting) {
     if (load_flag(watch.stop) != 0) return true;
     if (load_flag(abort_word(watch, waiting)) == 0) return false;
     give_up(watch, waiting, RINGCOMM_ABORTED, 0, 0);

@@ -25,7 +25,7 @@ bool meet_threads(bool yes) {
     if (block.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == block.threads) {
         block.answer = block.refused.exchange(0, std::memory_order_relaxed) == 0;
         block.arrived.store(0, std::memory_order_relaxed);
-        /* Release: pairs with the Acquire loads below and at the next meeting's beginning. */
+        /* Release: pairs with the Acquire loads below and at the next barrier's beginning. */
         block.round.store(round + 1, std::memory_order_release);
     } else {
         while (block.round.load(std::memory_order_acquire) == round) sched_yield();
@@ -50,9 +50,9 @@ bool always(const void *, uint32_t) { return true; }
 
 bool meets(const void *untyped, uint32_t rows) {
     const auto &args = *static_cast<const ringcomm_reduce_args *>(untyped);
-    if (!args.calls) return args.call.meeting.flags != 0;
+    if (!args.calls) return args.call.barrier.flags != 0;
     for (uint32_t row = 0; row < rows; row++) {
-        if (at<const ringcomm_reduce_call>(args.calls)[row].meeting.flags) return true;
+        if (at<const ringcomm_reduce_call>(args.calls)[row].barrier.flags) return true;
     }
     return false;
 }

@@ -1,38 +1,38 @@
 /*
- * Pieces: copies, fused collectives, and between two meetings the exchanges over memory that all
+ * Pieces: copies, fused collectives, and between two barriers the exchanges over memory that all
  * ranks address.
  *
- * A call's pieces are cut into tiles that the blocks of its row take in turn. With a meeting, a
+ * A call's pieces are cut into tiles that the blocks of its row take in turn. With a barrier, a
  * block starts when the same block of every rank has started, and ends when each has done its part:
  * then everything that any rank wrote, in any rank's memory, is there.
  */
 #include "fifo.cuh"
 #include "reduce.cuh"
 
-/* Every rank's block of this number, at its `epoch`th meeting. Who writes after it looks whether the
+/* Every rank's block of this number, at its `epoch`th barrier. Who writes after it looks whether the
    rank was called off: its peers may have given up, and gone on. */
-DEVICE bool meet(const ringcomm_meeting &meeting, uint64_t epoch, bool looks) {
+DEVICE bool meet(const ringcomm_barrier &barrier, uint64_t epoch, bool looks) {
     const uint32_t tid = thread_index(), nthreads = thread_count();
-    const uint64_t *flags = at<const uint64_t>(meeting.flags);
-    const uint32_t me = meeting.watch.rank, row = block_index() * meeting.nranks;
+    const uint64_t *flags = at<const uint64_t>(barrier.flags);
+    const uint32_t me = barrier.watch.rank, row = block_index() * barrier.nranks;
     bool came = true;
     sync_block();
-    if (tid < meeting.nranks) {
+    if (tid < barrier.nranks) {
         fence_system();
-        for (uint32_t peer = tid; peer < meeting.nranks; peer += nthreads) {
+        for (uint32_t peer = tid; peer < barrier.nranks; peer += nthreads) {
             store_flag(flags[peer] + (row + me) * sizeof(ringcomm_flag), epoch);
         }
-        for (uint32_t peer = tid; peer < meeting.nranks; peer += nthreads) {
-            const Waiting waiting = {RINGCOMM_FOR_MEETING, peer, block_index(), 0};
+        for (uint32_t peer = tid; peer < barrier.nranks; peer += nthreads) {
+            const Waiting waiting = {RINGCOMM_FOR_BARRIER, peer, block_index(), 0};
             const uint64_t flag = flags[me] + (row + peer) * sizeof(ringcomm_flag);
-            came = came && await(meeting.watch, flag, epoch, waiting);
+            came = came && await(barrier.watch, flag, epoch, waiting);
         }
         fence_system();
     }
     /* A thread that has no peer, if there is one, so that the look is not on the flags' way. */
-    if (looks && tid == (meeting.nranks < nthreads ? meeting.nranks : 0)) {
-        const Waiting waiting = {RINGCOMM_FOR_MEETING, me, block_index(), 0};
-        came = came && !is_called_off(meeting.watch, waiting);
+    if (looks && tid == (barrier.nranks < nthreads ? barrier.nranks : 0)) {
+        const Waiting waiting = {RINGCOMM_FOR_BARRIER, me, block_index(), 0};
+        came = came && !is_cancelled(barrier.watch, waiting);
     }
     return sync_block_and(came);
 }
@@ -66,13 +66,13 @@ DEVICE void run_pieces(const ringcomm_reduce_args &args, const ringcomm_reduce_c
 template <class K> DEVICE void reduce_kernel(const ringcomm_reduce_args &args) {
     const ringcomm_reduce_call &call =
         args.calls ? at<const ringcomm_reduce_call>(args.calls)[row_index()] : args.call;
-    const bool meets = call.meeting.flags;
-    uint64_t *epoch = at<uint64_t>(call.meeting.epochs + block_index() * sizeof(uint64_t));
+    const bool meets = call.barrier.flags;
+    uint64_t *epoch = at<uint64_t>(call.barrier.epochs + block_index() * sizeof(uint64_t));
     const uint64_t before = meets ? *epoch : 0;
-    if (meets && !meet(call.meeting, before + 1, true)) return;
+    if (meets && !meet(call.barrier, before + 1, true)) return;
     /* The only place, as this is most of the kernel's code. */
     run_pieces<K>(args, call);
-    if (!meets || !meet(call.meeting, before + 2, false)) return;
+    if (!meets || !meet(call.barrier, before + 2, false)) return;
     if (thread_index() == 0) *epoch = before + 2;
 }
 

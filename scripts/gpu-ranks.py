@@ -24,11 +24,11 @@ from gpu_driver import AVG, PREMULSUM, SUM, TYPES, Block, Device, Host, NoDevice
 SIZE = 4
 FINISH, COPY, NONE = 1, 2, 0xFFFFFFFF
 INPUT, OUTPUT, PEER = 0, 1, 3
-MEETING_BLOCKS, FLAG_BYTES, LINE_BYTES, LINE_PAYLOAD = 320, 128, 16, 8
+BARRIER_BLOCKS, FLAG_BYTES, LINE_BYTES, LINE_PAYLOAD = 320, 128, 16, 8
 SECOND_NS = 10**9
 # Why a kernel ended early, and what it waited for (kernels/abi.h).
 ABORTED, LATE = 1, 2
-FOR_MESSAGE, FOR_MEETING, FOR_LINES = 1, 3, 4
+FOR_MESSAGE, FOR_BARRIER, FOR_LINES = 1, 3, 4
 RANKS = [2, 4, 8]
 # Every type and operation is tried with so many ranks and bytes: no power of two, no whole lines.
 ODD_RANKS, ODD_BYTES = 3, 5000
@@ -94,7 +94,7 @@ class Ranks:
 
     def blocks(self, useful):
         """Blocks of each rank: all are resident at once."""
-        return max(1, min(self.device.multiprocessors // self.nranks, MEETING_BLOCKS, useful))
+        return max(1, min(self.device.multiprocessors // self.nranks, BARRIER_BLOCKS, useful))
 
     def report(self, rank):
         """Why a rank's kernel ended early; its reason is 0 where it did not."""
@@ -106,7 +106,7 @@ class Ranks:
         """As the host ends kernels: a word of every block of every rank's."""
         for control in self.controls:
             at = control + self.layout["ringcomm_control", "abort"][0]
-            for block in range(MEETING_BLOCKS):
+            for block in range(BARRIER_BLOCKS):
                 ctypes.c_uint64.from_address(at + block * FLAG_BYTES).value = 1
 
     def check(self):
@@ -184,7 +184,7 @@ def two_shot(ranks):
     tile = tile_of(blocks, nranks, share * SIZE)
     pieces = Block(ranks.layout, "ringcomm_piece", nranks)
     calls = Block(ranks.layout, "ringcomm_reduce_call", nranks)
-    flags = [device.zeros(MEETING_BLOCKS * nranks * FLAG_BYTES) for _ in range(nranks)]
+    flags = [device.zeros(BARRIER_BLOCKS * nranks * FLAG_BYTES) for _ in range(nranks)]
     table, ends = device.table(struct.pack(f"{nranks}Q", *flags)), []
     for rank in range(nranks):
         first = min(rank * share, count)
@@ -195,7 +195,7 @@ def two_shot(ranks):
         calls.put("npieces", "I", 1, index=rank)
         calls.put("ntiles", "I", -(-mine // tile), index=rank)
         calls.put("meeting ringcomm_meeting.flags", "Q", table, index=rank)
-        calls.put("meeting ringcomm_meeting.epochs", "Q", device.zeros(8 * MEETING_BLOCKS), index=rank)
+        calls.put("meeting ringcomm_meeting.epochs", "Q", device.zeros(8 * BARRIER_BLOCKS), index=rank)
         calls.put("meeting ringcomm_meeting.nranks", "I", nranks, index=rank)
         ranks.watch(calls, "meeting ringcomm_meeting.watch", rank)
     args = typed(ranks, "ringcomm_reduce_args", tile)
@@ -356,27 +356,27 @@ def measure(ranks, make, times):
     return ranks.check(), eager_us, graph_us
 
 
-def absent(device, layout, nranks, make, waiting, is_called_off):
+def absent(device, layout, nranks, make, waiting, is_cancelled):
     """What is wrong when the last rank never comes."""
     # A deadline that is long beside a launch, and one that is not waited for.
-    timeout_ns = 60 * SECOND_NS if is_called_off else SECOND_NS // 10
+    timeout_ns = 60 * SECOND_NS if is_cancelled else SECOND_NS // 10
     ranks = Ranks(device, layout, nranks, 4096, timeout_ns)
     launch, begun = make(ranks), time.monotonic()
     launch(nranks - 1)
-    if is_called_off:
+    if is_cancelled:
         time.sleep(0.02)
         ranks.call_off()
     device.synchronize()
     seconds, wrong = time.monotonic() - begun, []
     # In a ring only the next one waits for it by itself; the others for whoever waits.
-    wanted = {"reason": ABORTED if is_called_off else LATE, "waiting": waiting}
+    wanted = {"reason": ABORTED if is_cancelled else LATE, "waiting": waiting}
     reports = [ranks.report(rank) for rank in range(nranks - 1)]
     for rank, report in enumerate(reports):
         if any(report[name] != value for name, value in wanted.items()) or report["rank"] != rank:
             wrong.append(f"rank {rank} reports {report}")
     if not any(report["peer"] == nranks - 1 for report in reports):
         wrong.append(f"nobody waited for rank {nranks - 1}: {reports}")
-    if is_called_off and seconds > 10:
+    if is_cancelled and seconds > 10:
         wrong.append(f"{seconds:.1f} s to call kernels off")
     device.free_all()
     return "; ".join(wrong) or None
@@ -385,15 +385,15 @@ def absent(device, layout, nranks, make, waiting, is_called_off):
 def absences(device, layout, endings):
     """How many launches without their last rank did not end as they should."""
     failed = 0
-    ways = {"two-shot": (two_shot, FOR_MEETING), "one-shot": (one_shot, FOR_LINES),
+    ways = {"two-shot": (two_shot, FOR_BARRIER), "one-shot": (one_shot, FOR_LINES),
             "ring": (lambda ranks: ring(ranks, *RINGS[0]), FOR_MESSAGE)}
     for name, (make, waiting) in ways.items():
         for nranks in RANKS[:2]:
-            for is_called_off in endings:
-                wrong = absent(device, layout, nranks, make, waiting, is_called_off)
+            for is_cancelled in endings:
+                wrong = absent(device, layout, nranks, make, waiting, is_cancelled)
                 failed += wrong is not None
                 print(json.dumps({"algorithm": name, "ranks": nranks, "absent": nranks - 1,
-                                  "called_off": is_called_off, "wrong": wrong}), flush=True)
+                                  "cancelled": is_cancelled, "wrong": wrong}), flush=True)
     return failed
 
 

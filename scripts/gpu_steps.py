@@ -127,7 +127,7 @@ def every_step(folder, dry, scratch):
     # And those that meet, which end, too, where a rank never comes.
     ranks = [sys.executable, SCRIPTS / "gpu-ranks.py", *kernels]
     yield Step("kernels-that-meet", 8, *ranks, "--checks", needs=kernels,
-               says=[r'"absent": .*"called_off": true, "wrong": null', r'^{"type": "float".*"wrong": null'])
+               says=[r'"absent": .*"cancelled": true, "wrong": null', r'^{"type": "float".*"wrong": null'])
     yield from correctness(folder / "cuda-tests", dry)
     operations = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"]
     yield measure("checked-operations", 8, *operations, "-g", 1, "-t", 4, "-b", 8, "-e", most, "-f", 32,

@@ -11,7 +11,7 @@ use ringcomm::types::{DataType, ReduceOp};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use support::{
-    Guarded, Memory, by_kernel, calm, config, on_joined_threads, on_processes, on_threads,
+    Guarded, Memory, by_cma, calm, config, on_joined_threads, on_processes, on_threads,
     small_slots, staged, windowed,
 };
 
@@ -165,7 +165,7 @@ fn collectives_between_threads_use_only_what_they_have_after_the_first_call() {
 #[test]
 fn collectives_between_processes_use_only_what_they_have_after_the_first_call() {
     for nranks in [2, 4] {
-        for config in [staged(nranks), windowed(nranks), by_kernel(nranks)] {
+        for config in [staged(nranks), windowed(nranks), by_cma(nranks)] {
             on_processes(nranks, &config, "", |comm, _| {
                 repeat_every_shape(comm);
                 String::new()
@@ -193,7 +193,7 @@ fn messages_use_only_what_they_have_after_the_first_batch() {
     for nranks in [1, 2, 3] {
         on_threads(nranks, &config(), repeat_exchanges);
     }
-    for config in [staged(2), by_kernel(2)] {
+    for config in [staged(2), by_cma(2)] {
         on_processes(2, &config, "", |comm, _| {
             repeat_exchanges(comm);
             String::new()

@@ -16,14 +16,14 @@ use support::pace::Pace;
 use support::processes::{Ranks, say};
 use support::samples::{COPYING, counts, long_cases, v_cases};
 use support::scratch::{ROOM, Scratch, run};
-use support::{Case, Memory, Prepared, Random, by_kernel, on_processes, small_slots};
+use support::{Case, Memory, Prepared, Random, by_cma, on_processes, small_slots};
 
 /// Bytes of a slot.
 const SLOT: usize = 1024;
 
 /// What goes through slots at all goes through short ones.
 fn short_slots(nranks: usize) -> Config {
-    Config { tuning_file: by_kernel(nranks).tuning_file, ..small_slots(nranks, SLOT) }
+    Config { tuning_file: by_cma(nranks).tuning_file, ..small_slots(nranks, SLOT) }
 }
 
 /// How an all-gather of so many floats of each rank runs.
@@ -117,7 +117,7 @@ fn threads_of_several_processes_read_each_other() {
 /// A message that is alone leaves as soon as it has a slot: both ranks send before they receive.
 #[test]
 fn a_short_message_by_itself_does_not_wait_for_its_receiver() {
-    let config = Config { timeout_ms: 20_000, ..by_kernel(2) };
+    let config = Config { timeout_ms: 20_000, ..by_cma(2) };
     on_processes(2, &config, "", |comm, _| {
         let (peer, count) = (1 - comm.rank(), 64 << 10);
         let (sent, mut got) = (vec![comm.rank() as u8; count], vec![9u8; count]);
@@ -181,11 +181,11 @@ fn ranks_that_swap_a_buffer_get_each_others() {
         swap(comm);
         swap_behind_another(comm);
     }
-    on_processes(2, &by_kernel(2), "", |comm, _| {
+    on_processes(2, &by_cma(2), "", |comm, _| {
         work(comm);
         String::new()
     });
-    support::on_threads(2, &by_kernel(2), work);
+    support::on_threads(2, &by_cma(2), work);
 }
 
 /// As a process is that has changed its user: whoever is not root cannot read it any more.

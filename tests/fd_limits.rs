@@ -108,12 +108,12 @@ fn loopback() -> NetworkConfig {
 fn a_root_on_a_network_that_runs_out_of_descriptors_is_named_with_what_to_do() {
     if let Some(secret) = secret() {
         let nowhere = UniqueId::from_secret(secret.as_bytes(), b"", &[]);
-        let mut gate = AuthListener::open(&nowhere, &loopback()).unwrap().of_root();
-        let id = UniqueId::from_secret(secret.as_bytes(), b"", gate.addresses());
-        say(gate.addresses()[0]);
+        let mut listener = AuthListener::open(&nowhere, &loopback()).unwrap().of_root();
+        let id = UniqueId::from_secret(secret.as_bytes(), b"", listener.addresses());
+        say(listener.addresses()[0]);
         files::open_few_more(1);
         let until = Instant::now() + SHORT;
-        return say(meet(&id, 0, NRANKS, vec![0], &mut gate, until).unwrap_err());
+        return say(meet(&id, 0, NRANKS, vec![0], &mut listener, until).unwrap_err());
     }
     let test = "a_root_on_a_network_that_runs_out_of_descriptors_is_named_with_what_to_do";
     let tried = |number| {
@@ -121,9 +121,9 @@ fn a_root_on_a_network_that_runs_out_of_descriptors_is_named_with_what_to_do() {
         let at = first.hear().parse().unwrap();
         let id = UniqueId::from_secret(first.secret.as_bytes(), b"", &[at]);
         first.judge(|rank| {
-            let mut gate = AuthListener::open(&id, &loopback()).unwrap();
+            let mut listener = AuthListener::open(&id, &loopback()).unwrap();
             let until = Instant::now() + SHORT;
-            meet(&id, rank, NRANKS, vec![rank as u8], &mut gate, until).unwrap_err().to_string()
+            meet(&id, rank, NRANKS, vec![rank as u8], &mut listener, until).unwrap_err().to_string()
         })
     };
     assert_told(&(0..5).find_map(tried).expect("ranks that come in time"));
@@ -133,19 +133,19 @@ fn a_root_on_a_network_that_runs_out_of_descriptors_is_named_with_what_to_do() {
 fn a_root_on_a_network_with_room_for_nobody_else_still_says_who_has_not_come() {
     if let Some(secret) = secret() {
         let nowhere = UniqueId::from_secret(secret.as_bytes(), b"", &[]);
-        let mut gate = AuthListener::open(&nowhere, &loopback()).unwrap().of_root();
-        let id = UniqueId::from_secret(secret.as_bytes(), b"", gate.addresses());
-        say(gate.addresses()[0]);
+        let mut listener = AuthListener::open(&nowhere, &loopback()).unwrap().of_root();
+        let id = UniqueId::from_secret(secret.as_bytes(), b"", listener.addresses());
+        say(listener.addresses()[0]);
         files::open_few_more(1);
-        return say(meet(&id, 0, 3, vec![0], &mut gate, Instant::now() + SHORT).unwrap_err());
+        return say(meet(&id, 0, 3, vec![0], &mut listener, Instant::now() + SHORT).unwrap_err());
     }
     let test = "a_root_on_a_network_with_room_for_nobody_else_still_says_who_has_not_come";
     let mut first = First::start(test, 0);
     let at = first.hear().parse().unwrap();
     let id = UniqueId::from_secret(first.secret.as_bytes(), b"", &[at]);
-    let mut gate = AuthListener::open(&id, &loopback()).unwrap();
+    let mut listener = AuthListener::open(&id, &loopback()).unwrap();
     let until = Instant::now() + SHORT;
-    meet(&id, 1, 3, vec![1], &mut gate, until).unwrap_err();
+    meet(&id, 1, 3, vec![1], &mut listener, until).unwrap_err();
     let text = first.hear();
     assert!(text.contains("of 3 ranks") && text.contains("2]; start"), "{text}");
     first.process.wait().unwrap();

@@ -67,9 +67,13 @@ fn ipv6_alone_changes_nothing() {
     }
     let config = Config { family: Some(AddressFamily::V6), ..patient(config()) };
     let here = Config { interfaces: Some("lo".into()), ..config.clone() };
-    let gate =
+    let listener =
         AuthListener::open(&UniqueId::generate().unwrap(), &NetworkConfig::from(&here)).unwrap();
-    assert!(gate.addresses().iter().all(|address| address.is_ipv6()), "{:?}", gate.addresses());
+    assert!(
+        listener.addresses().iter().all(|address| address.is_ipv6()),
+        "{:?}",
+        listener.addresses()
+    );
     run_samples(&[0, 0, 1, 1], &config, 30);
     run_samples(&[0, 1, 2], &config, 31);
 }

@@ -1,4 +1,4 @@
-//! Ranks meet over TCP, as threads of one process, each with a gate of its own.
+//! Ranks meet over TCP, as threads of one process, each with a listener of its own.
 
 use parking_lot::Mutex;
 use ringcomm::bootstrap::UniqueId;
@@ -23,8 +23,8 @@ fn payload(rank: usize) -> Vec<u8> {
 
 /// One rank's part, at a root that is somebody else.
 fn join(id: &UniqueId, rank: usize, nranks: usize, patience: Duration) -> Result<Vec<Vec<u8>>> {
-    let mut gate = AuthListener::open(id, &NetworkConfig::default()).unwrap();
-    meet(id, rank, nranks, payload(rank), &mut gate, Instant::now() + patience)
+    let mut listener = AuthListener::open(id, &NetworkConfig::default()).unwrap();
+    meet(id, rank, nranks, payload(rank), &mut listener, Instant::now() + patience)
 }
 
 type Met = Result<Vec<Vec<u8>>>;
@@ -60,29 +60,29 @@ fn one_rank_meets_itself() {
     assert_all_met(vec![join(&id, 0, 1, LONG)]);
 }
 
-/// Rank 0 is the root, at its own gate; the others know the place alone.
+/// Rank 0 is the root, at its own listener; the others know the place alone.
 fn at_rank_zero(nranks: usize, config: &NetworkConfig) -> Vec<Met> {
     let nowhere = UniqueId::from_secret(b"a secret", b"job 1", &[]);
-    let mut gate = AuthListener::open(&nowhere, config).unwrap().of_root();
-    let id = UniqueId::from_secret(b"a secret", b"job 1", gate.addresses());
+    let mut listener = AuthListener::open(&nowhere, config).unwrap().of_root();
+    let id = UniqueId::from_secret(b"a secret", b"job 1", listener.addresses());
     thread::scope(|scope| {
         let others: Vec<_> = (1..nranks)
             .map(|rank| {
                 let id = id.clone();
                 scope.spawn(move || {
-                    let mut gate = AuthListener::open(&id, config).unwrap();
-                    meet(&id, rank, nranks, payload(rank), &mut gate, Instant::now() + LONG)
+                    let mut listener = AuthListener::open(&id, config).unwrap();
+                    meet(&id, rank, nranks, payload(rank), &mut listener, Instant::now() + LONG)
                 })
             })
             .collect();
-        let first = meet(&id, 0, nranks, payload(0), &mut gate, Instant::now() + LONG);
+        let first = meet(&id, 0, nranks, payload(0), &mut listener, Instant::now() + LONG);
         let others = others.into_iter().map(|rank| rank.join().unwrap());
         std::iter::once(first).chain(others).collect()
     })
 }
 
 #[test]
-fn ranks_meet_at_the_gate_of_rank_zero() {
+fn ranks_meet_at_the_listener_of_rank_zero() {
     for nranks in [2, 3, 9, 13] {
         assert_all_met(at_rank_zero(nranks, &NetworkConfig::default()));
     }
@@ -113,22 +113,22 @@ fn a_root_is_met_at_every_address_of_its_id() {
         tries.unwrap()
     };
     for order in [["127.0.0.1", "::1"], ["::1", "127.0.0.1"]] {
-        let (at, gate) = open(order, None);
-        let root = Mutex::new(Some(gate));
+        let (at, listener) = open(order, None);
+        let root = Mutex::new(Some(listener));
         assert_all_met(everybody(3, |rank| {
-            let (reached, mut gate) = match rank {
+            let (reached, mut listener) = match rank {
                 0 => (id(&at), root.lock().take().unwrap()),
                 _ => (
                     id(&at[rank - 1..rank]),
                     AuthListener::open(&id(&at), &loopback(None)).unwrap(),
                 ),
             };
-            meet(&reached, rank, 3, payload(rank), &mut gate, Instant::now() + LONG)
+            meet(&reached, rank, 3, payload(rank), &mut listener, Instant::now() + LONG)
         }));
         for family in [AddressFamily::V4, AddressFamily::V6] {
-            let (at, gate) = open(order, Some(family));
+            let (at, listener) = open(order, Some(family));
             let is_asked = |at: &SocketAddr| at.is_ipv4() == (family == AddressFamily::V4);
-            assert!(gate.addresses().iter().all(is_asked), "{:?}", gate.addresses());
+            assert!(listener.addresses().iter().all(is_asked), "{:?}", listener.addresses());
             let asked = at.iter().find(|at| is_asked(at)).unwrap();
             assert!(TcpStream::connect(asked).is_ok(), "{order:?} {family:?}");
         }
@@ -144,24 +144,24 @@ fn a_root_is_met_at_every_address_of_its_id() {
 fn a_place_that_the_user_names_is_served() {
     let config = NetworkConfig::default();
     // Another test may have taken a port that was free.
-    let (id, gate) = (0..20)
+    let (id, listener) = (0..20)
         .find_map(|_| {
             let place =
                 AuthListener::open(&UniqueId::generate().unwrap(), &loopback(None)).unwrap();
             let at: SocketAddr = (Ipv4Addr::LOCALHOST, place.addresses()[0].port()).into();
             drop(place);
             let id = UniqueId::from_secret(b"s", b"", &[at]);
-            let gate = AuthListener::open_at(&id, at, &config).ok()?.of_root();
-            Some((id, gate))
+            let listener = AuthListener::open_at(&id, at, &config).ok()?.of_root();
+            Some((id, listener))
         })
         .unwrap();
-    let root = Mutex::new(Some(gate));
+    let root = Mutex::new(Some(listener));
     let met = everybody(3, |rank| {
-        let mut gate = match rank {
+        let mut listener = match rank {
             0 => root.lock().take().unwrap(),
             _ => AuthListener::open(&id, &config).unwrap(),
         };
-        meet(&id, rank, 3, payload(rank), &mut gate, Instant::now() + LONG)
+        meet(&id, rank, 3, payload(rank), &mut listener, Instant::now() + LONG)
     });
     assert_all_met(met);
 }
@@ -195,8 +195,8 @@ fn a_rank_with_an_address_and_the_port_of_the_roots_is_not_the_root() {
             places.reverse();
         }
         let id = UniqueId::from_secret(b"s", b"alike", &places);
-        let join = |rank: usize, mut gate: AuthListener| {
-            meet(&id, rank, 2, payload(rank), &mut gate, Instant::now() + LONG)
+        let join = |rank: usize, mut listener: AuthListener| {
+            meet(&id, rank, 2, payload(rank), &mut listener, Instant::now() + LONG)
         };
         let join = &join;
         let met = thread::scope(|scope| {

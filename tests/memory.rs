@@ -74,7 +74,7 @@ fn a_host_whose_ranks_all_cannot_map_each_others_memory_is_not_waited_for() {
     let deadline = Instant::now() + Duration::from_secs(20);
     for rank in 0..4 {
         let text = ranks.end(rank, deadline).result.unwrap_or_else(|why| panic!("{rank}: {why}"));
-        // Those of the other host hear why, or find the gates closed where not even that much
+        // Those of the other host hear why, or find the listeners closed where not even that much
         // memory is left.
         let own = text.starts_with("mapping 1");
         assert_eq!(own, rank < 2, "rank {rank}: {text}");

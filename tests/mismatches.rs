@@ -17,7 +17,7 @@ use support::samples::blocks_of;
 use support::scratch::{ROOM, Scratch, run};
 use support::slips::{Exact, SLIPS, Slip, slipped};
 use support::threads::run_timed;
-use support::{MISMATCH_KNOWN, Memory, by_kernel, config, joined_hosts, on_processes, windowed};
+use support::{MISMATCH_KNOWN, Memory, by_cma, config, joined_hosts, on_processes, windowed};
 
 /// A deadline that no mismatch waits for.
 fn patient() -> Config {
@@ -427,7 +427,7 @@ fn disagree_within(
 
 #[test]
 fn processes_that_disagree_where_they_reach_each_others_buffers_all_fail_too() {
-    for (profile, memory) in [(by_kernel(3), "ordinary"), (windowed(3), "exported")] {
+    for (profile, memory) in [(by_cma(3), "ordinary"), (windowed(3), "exported")] {
         let config = Config { tuning_file: profile.tuning_file, ..patient() };
         let ends = on_processes(3, &config, memory, |comm, memory| {
             let memory = match memory {

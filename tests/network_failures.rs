@@ -96,7 +96,7 @@ fn live_and_tell(seat: &Seat, argument: &str) -> String {
 const COMING: Duration = Duration::from_millis(4);
 
 /// A meeting with a rank that is missing ends after this.
-const MEETING_MS: u64 = 8000;
+const INIT_MS: u64 = 8000;
 
 /// How long survivors took to learn of a death, or to end in spite of it.
 #[derive(Default)]
@@ -161,7 +161,7 @@ fn kill(ranks: &mut Ranks, phase: &str, nranks: usize, random: &mut Random, dela
     for rank in 0..nranks {
         while ranks.hear(rank, deadline).1 != first {}
     }
-    // Meeting and measuring takes tens of milliseconds, a split or a shrink some.
+    // A rendezvous with its measurements takes tens of milliseconds, a split or a shrink some.
     let span = match phase {
         "init" => random.pick(&[1, 10_000, 50_000, 150_000]),
         "destroy" => ENDING_US,
@@ -183,7 +183,7 @@ fn kill(ranks: &mut Ranks, phase: &str, nranks: usize, random: &mut Random, dela
         let said = format!("{phase}, rank {rank} of {nranks} on the death of {victim}: {text}");
         assert!(names(&text, phase, victim, &who), "{said}");
         let delay = pace.timed(killed, at);
-        if text.contains("missing") && delay.took > Duration::from_millis(MEETING_MS / 2) {
+        if text.contains("missing") && delay.took > Duration::from_millis(INIT_MS / 2) {
             // Those of one host meet there once all have come.
             is_overlooked |= text.contains("count as one host");
             is_unmet = true;
@@ -233,7 +233,7 @@ fn survivors_of_kills_in_every_phase_name_the_dead_rank_and_hold_nothing() {
                 break hosts;
             }
         };
-        let timeout_ms = if *phase == "init" { MEETING_MS } else { 60_000 };
+        let timeout_ms = if *phase == "init" { INIT_MS } else { 60_000 };
         // Messages as short as can be, and as long.
         let lengths = if random.chance(3) { config() } else { small_slots(hosts.len(), 4096) };
         let config = Config { timeout_ms, ..lengths };

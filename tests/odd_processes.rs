@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use support::processes::{Ranks, say};
 use support::skips::skip;
-use support::{Case, Prepared, Random, by_kernel, config, small_slots};
+use support::{Case, Prepared, Random, by_cma, config, small_slots};
 
 const SUM: RawRedOp = RawRedOp(ringRedOp_t::ringSum as i32);
 const FLOAT: RawDataType = RawDataType(ringDataType_t::ringFloat32 as i32);
@@ -64,7 +64,7 @@ fn barrier(comm: &Communicator) -> Result<(), String> {
 /// the machine, as a peer might say.
 #[test]
 fn what_a_peer_writes_for_its_number_is_no_address() {
-    let config = Config { tuning_file: by_kernel(2).tuning_file, ..small_slots(2, 1024) };
+    let config = Config { tuning_file: by_cma(2).tuning_file, ..small_slots(2, 1024) };
     let mut ranks = Ranks::start(2, &config, "", |comm, _| {
         gather(comm, 2);
         for number in [0, 1, u32::MAX] {

@@ -3,8 +3,9 @@
 //! nothing of what is encrypted.
 //!
 //! The proxy stands between by `connect`: this program defines it, so that the linker gives it to
-//! the library as well, and every connection to a gate goes through a relay of this process. Each
-//! relay forwards at a pace of its own, so what goes over different connections changes its order.
+//! the library as well, and every connection to a listener goes through a relay of this process.
+//! Each relay forwards at a pace of its own, so what goes over different connections changes its
+//! order.
 //!
 //! `RINGCOMM_ROUNDS=500 cargo test --release --test proxy` is the long run.
 
@@ -50,7 +51,7 @@ fn take_turn() -> MutexGuard<'static, ()> {
 /// What all relays have forwarded, in pieces as they came, while somebody wants to know.
 static TAPE: Mutex<Option<Vec<u8>>> = Mutex::new(None);
 
-/// By port of a gate, the port of the relay before it.
+/// By port of a listener, the port of the relay before it.
 static RELAYS: LazyLock<Mutex<HashMap<u16, u16>>> = LazyLock::new(Mutex::default);
 
 /// Connections through relays, cut ones, and flipped bits.
@@ -87,17 +88,18 @@ pub unsafe extern "C" fn connect(
     unsafe { libc::syscall(libc::SYS_connect, fd, address, length) as libc::c_int }
 }
 
-/// The relay before a gate of this machine, a new one if there is none.
-fn relay_before(gate: u16) -> u16 {
+/// The relay before a listener of this machine, a new one if there is none.
+fn relay_before(target: u16) -> u16 {
     let mut relays = RELAYS.lock().expect("no relay panics");
-    *relays.entry(gate).or_insert_with(|| {
+    *relays.entry(target).or_insert_with(|| {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let port = listener.local_addr().expect("an address").port();
         std::thread::spawn(move || {
             DIRECT.set(true);
             for caller in listener.incoming().map_while(Result::ok) {
-                // Without a gate behind, the caller sees its connection end.
-                if let Ok(called) = TcpStream::connect(SocketAddrV4::new(Ipv4Addr::LOCALHOST, gate))
+                // Without a listener behind, the caller sees its connection end.
+                if let Ok(called) =
+                    TcpStream::connect(SocketAddrV4::new(Ipv4Addr::LOCALHOST, target))
                 {
                     join(caller, called);
                 }

@@ -79,15 +79,24 @@ fn start(variables: Variables) -> Child {
         .env(TIMES, "1")
         .envs(variables.iter().map(|(name, value)| (name, value)))
         .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .stdin(Stdio::null())
         .spawn()
         .unwrap()
 }
 
 fn outcome(rank: Child) -> String {
-    let output = String::from_utf8(rank.wait_with_output().unwrap().stdout).unwrap();
+    both(rank).0
+}
+
+/// The outcome, and what was printed to standard error.
+fn both(rank: Child) -> (String, String) {
+    let output = rank.wait_with_output().unwrap();
+    let [output, errors] =
+        [output.stdout, output.stderr].map(|all| String::from_utf8(all).unwrap());
     let line = output.lines().find_map(|line| Some(line.split_once(MARK)?.1));
-    line.unwrap_or_else(|| panic!("no outcome in {output:?}")).to_string()
+    let line = line.unwrap_or_else(|| panic!("no outcome in {output:?} {errors:?}"));
+    (line.to_string(), errors)
 }
 
 /// `nranks` ranks whose variables are those that `of` gives for each, plus `all`.
@@ -347,6 +356,14 @@ fn rank_0_is_missing_where_nobody_listens() {
     let text = outcome(start(&[by_hand(3)(1), all].concat()));
     assert!(text.contains("had not met (rank 1 of 3 ("), "{text}");
     assert!(text.contains("missing of 3 ranks: [0]; rank 1 tried"), "{text}");
+}
+
+#[test]
+fn failures_without_a_communicator_are_printed_at_every_level_that_is_named() {
+    for (level, is_printed) in [("NONE", false), ("WARN", true), ("TRACE", true), ("1", true)] {
+        let (text, printed) = both(start(&[set("RINGCOMM_DEBUG", level)]));
+        assert_eq!(printed.contains(&text), is_printed, "{level}: {text} {printed}");
+    }
 }
 
 #[test]

@@ -104,9 +104,9 @@ fn both_algorithms_can_be_forced_and_give_the_same_bits() {
                 for case in &cases {
                     case.run(comm);
                     let explained = case.explain(comm);
-                    let lanes = algorithm::lanes(&topology, algorithm);
+                    let channels = algorithm::channels(&topology, algorithm);
                     let found = (explained.algorithm, explained.channels);
-                    assert_eq!(found, (name, lanes), "{:?}", case.case);
+                    assert_eq!(found, (name, channels), "{:?}", case.case);
                 }
                 assert!(comm.dump().contains(&format!("algorithm={name}")), "{}", comm.dump());
             });
@@ -220,7 +220,7 @@ fn sockets_carry_the_same_bits() {
                 case.run(comm);
                 let explained = case.explain(comm);
                 let algorithm = Algorithm::from_name(explained.algorithm).unwrap();
-                assert_eq!(explained.channels, 2 * algorithm::lanes(&topology, algorithm));
+                assert_eq!(explained.channels, 2 * algorithm::channels(&topology, algorithm));
             }
         });
     }

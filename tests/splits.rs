@@ -180,7 +180,8 @@ fn wrong_exclusions_are_refused_by_name() {
 
 /// Take part in what the ranks of a split tell each other, and not in what they do then.
 fn tell_a_wish(comm: &Communicator) {
-    // Color, key, the port of a gate that is open, for all that the others know, and descriptors.
+    // Color, key, the port of a listener that is open, for all that the others know, and
+    // descriptors.
     let (mine, mut all) = ([0i32, 0, 1, i32::MAX], vec![0i32; 4 * comm.nranks()]);
     let call = Call {
         send: mine.as_ptr().cast(),

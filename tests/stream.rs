@@ -106,8 +106,8 @@ fn the_first_error_surfaces_once_and_later_jobs_still_run() {
 fn query_tells_progress_and_keeps_the_error() {
     let _alone = ALONE.lock();
     let stream = JobStream::<Boxed>::new().unwrap();
-    let gate = Arc::new(Barrier::new(2));
-    let theirs = Arc::clone(&gate);
+    let listener = Arc::new(Barrier::new(2));
+    let theirs = Arc::clone(&listener);
     stream
         .submit(job(move || {
             theirs.wait();
@@ -115,7 +115,7 @@ fn query_tells_progress_and_keeps_the_error() {
         }))
         .unwrap();
     assert_eq!(stream.query().unwrap(), None);
-    gate.wait();
+    listener.wait();
     while stream.query().unwrap().is_none() {
         std::thread::yield_now();
     }
@@ -128,9 +128,9 @@ fn query_tells_progress_and_keeps_the_error() {
 fn a_mark_is_reached_while_later_jobs_run() {
     let _alone = ALONE.lock();
     let stream = JobStream::<Boxed>::new().unwrap();
-    let gates: [Arc<Barrier>; 2] = std::array::from_fn(|_| Arc::new(Barrier::new(2)));
-    let marks = gates.each_ref().map(|gate| {
-        let theirs = Arc::clone(gate);
+    let listeners: [Arc<Barrier>; 2] = std::array::from_fn(|_| Arc::new(Barrier::new(2)));
+    let marks = listeners.each_ref().map(|listener| {
+        let theirs = Arc::clone(listener);
         let work = move || {
             theirs.wait();
             Err(failure("failed jobs are done, too"))
@@ -140,11 +140,11 @@ fn a_mark_is_reached_while_later_jobs_run() {
     });
     let moment = Some(std::time::Duration::from_millis(1));
     assert_eq!(stream.reached(marks[0], moment), Ok(false));
-    gates[0].wait();
+    listeners[0].wait();
     let failed = Err(failure("failed jobs are done, too"));
     assert_eq!(stream.reached(marks[0], None), failed);
     assert_eq!(stream.reached(marks[1], moment), Ok(false));
-    gates[1].wait();
+    listeners[1].wait();
     assert_eq!(stream.reached(marks[1], None), failed);
     assert_eq!(stream.reached(0, None), Ok(true));
 }

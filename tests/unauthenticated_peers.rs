@@ -1,12 +1,12 @@
-//! Whoever does not hold the secret gets nothing from a gate, and keeps nobody else from it.
+//! Whoever does not hold the secret gets nothing from a listener, and keeps nobody else from it.
 //!
 //! Hundreds of handshakes come through sockets here. The 10^5 attempts that are promised are fed to
-//! the handshake without sockets (`src/bootstrap/tcp/tests/handshake.rs`). To the gate come
+//! the handshake without sockets (`src/bootstrap/tcp/tests/handshake.rs`). To the listener come
 //! 24,000 hellos, each of another secret, 31,000 recorded ones with a bit flipped, 31,000 of random
 //! bytes behind a true beginning, and 2,000 that are replayed with the proofs that followed them,
 //! of 400 recordings. On the way of honest handshakes the proof, or the answer or the welcome of a
-//! false gate, is 1,000 times each one with a bit flipped, random bytes, one of 200 recordings, or
-//! one of 200 from among holders of another secret. Of all some 93,500 are distinct.
+//! false listener, is 1,000 times each one with a bit flipped, random bytes, one of 200 recordings,
+//! or one of 200 from among holders of another secret. Of all some 93,500 are distinct.
 
 #[path = "support/delays.rs"]
 mod delays;
@@ -40,10 +40,10 @@ fn loopback() -> NetworkConfig {
 }
 
 fn greeting(rank: u32, to: u32) -> Hello {
-    Hello { purpose: Purpose::Data, rank, to, nranks: 4, lane: 1, note: 9 }
+    Hello { purpose: Purpose::Data, rank, to, nranks: 4, detail: 1, note: 9 }
 }
 
-/// A gate that is open while `run` runs, with everybody that it let in.
+/// A listener that is open while `run` runs, with everybody that it let in.
 struct Guarded {
     proved: Mutex<Vec<Proved>>,
     over: AtomicBool,
@@ -51,22 +51,22 @@ struct Guarded {
     at: SocketAddr,
 }
 
-/// Open a gate, run `run` beside it, and return what it let in and refused.
+/// Open a listener, run `run` beside it, and return what it let in and refused.
 fn guarded(run: impl FnOnce(&Guarded)) -> (usize, AuthListener) {
     let _together = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
     let id = UniqueId::generate().unwrap();
-    let mut gate = AuthListener::open(&id, &loopback()).unwrap();
-    gate.set_rank(0);
-    let at = gate.addresses()[0];
+    let mut listener = AuthListener::open(&id, &loopback()).unwrap();
+    listener.set_rank(0);
+    let at = listener.addresses()[0];
     let (proved, over) = (Mutex::new(Vec::new()), AtomicBool::new(false));
     let guarded = Guarded { proved, over, id, at };
     thread::scope(|scope| {
         let server = scope.spawn(|| {
             let mut entries = Vec::new();
             while !guarded.over.load(SeqCst) {
-                guarded.proved.lock().unwrap().extend(gate.advance());
+                guarded.proved.lock().unwrap().extend(listener.advance());
                 entries.clear();
-                gate.poll_fds(&mut entries);
+                listener.poll_fds(&mut entries);
                 assert!(entries.len() <= 65, "{} sockets are waited for", entries.len());
                 thread::sleep(Duration::from_micros(200));
             }
@@ -76,7 +76,7 @@ fn guarded(run: impl FnOnce(&Guarded)) -> (usize, AuthListener) {
         server.join().unwrap();
         run.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     });
-    (guarded.proved.into_inner().unwrap().len(), gate)
+    (guarded.proved.into_inner().unwrap().len(), listener)
 }
 
 impl Guarded {
@@ -91,16 +91,16 @@ impl Guarded {
         dial(&self.id, self.at, greeting(2, 0)).unwrap()
     }
 
-    /// Say `words`; all that the gate answers before it hangs up.
+    /// Say `words`; all that the listener answers before it hangs up.
     fn say(&self, words: &[u8]) -> Vec<u8> {
         let mut stream = self.connect();
-        // The gate may hang up before it has all been written.
+        // The listener may hang up before it has all been written.
         let _ = stream.write_all(words);
         let mut answer = Vec::new();
         match stream.read_to_end(&mut answer) {
             Ok(_) => answer,
             Err(error) if error.kind() == ErrorKind::ConnectionReset => answer,
-            Err(error) => panic!("the gate neither answers nor hangs up: {error}"),
+            Err(error) => panic!("the listener neither answers nor hangs up: {error}"),
         }
     }
 }
@@ -127,7 +127,7 @@ fn dial_within(
 
 #[test]
 fn a_holder_of_the_secret_is_let_in_and_greets() {
-    let (count, gate) = guarded(|guarded| {
+    let (count, listener) = guarded(|guarded| {
         let mine = guarded.dial();
         let until = Instant::now() + LONG;
         while guarded.proved.lock().unwrap().is_empty() && Instant::now() < until {
@@ -139,12 +139,12 @@ fn a_holder_of_the_secret_is_let_in_and_greets() {
         assert!(theirs.keys.send == mine.keys.receive && theirs.keys.receive == mine.keys.send);
         assert!(mine.keys.send != mine.keys.receive);
     });
-    assert_eq!((count, gate.tally().refused), (1, 0));
+    assert_eq!((count, listener.tally().refused), (1, 0));
 }
 
 #[test]
 fn who_speaks_something_else_is_hung_up_on_without_a_word() {
-    let (count, gate) = guarded(|guarded| {
+    let (count, listener) = guarded(|guarded| {
         let long = [b'A'; 100_000];
         let strangers: [&[u8]; 7] = [
             b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -160,12 +160,12 @@ fn who_speaks_something_else_is_hung_up_on_without_a_word() {
         }
         guarded.dial();
     });
-    assert_eq!((count, gate.tally().refused), (1, 7));
+    assert_eq!((count, listener.tally().refused), (1, 7));
 }
 
 #[test]
 fn another_secret_is_refused_on_both_sides() {
-    let (count, gate) = guarded(|guarded| {
+    let (count, listener) = guarded(|guarded| {
         let other = UniqueId::generate().unwrap();
         let patience = Duration::from_secs(2);
         let to_meet = Hello { purpose: Purpose::Meet, ..greeting(1, 0) };
@@ -175,7 +175,7 @@ fn another_secret_is_refused_on_both_sides() {
         guarded.dial();
     });
     assert_eq!(count, 1);
-    assert!(gate.tally().refused > 0);
+    assert!(listener.tally().refused > 0);
 }
 
 #[test]
@@ -197,18 +197,19 @@ fn record(guarded: &Guarded) -> Vec<u8> {
     thread::scope(|scope| {
         let honest = scope.spawn(|| dial(&guarded.id, at, greeting(3, 0)).unwrap());
         let (mut caller, _) = tap.accept().unwrap();
-        let mut gate = guarded.connect();
-        let (mut callers, mut gates) = (caller.try_clone().unwrap(), gate.try_clone().unwrap());
-        let back = scope.spawn(move || std::io::copy(&mut gates, &mut callers));
+        let mut listener = guarded.connect();
+        let (mut callers, mut listeners) =
+            (caller.try_clone().unwrap(), listener.try_clone().unwrap());
+        let back = scope.spawn(move || std::io::copy(&mut listeners, &mut callers));
         let mut recording = Vec::new();
         let mut bytes = [0; 256];
         while recording.len() < HELLO + 32 {
             let got = caller.read(&mut bytes).unwrap();
             recording.extend(&bytes[..got]);
-            gate.write_all(&bytes[..got]).unwrap();
+            listener.write_all(&bytes[..got]).unwrap();
         }
         honest.join().unwrap();
-        gate.shutdown(Shutdown::Both).unwrap();
+        listener.shutdown(Shutdown::Both).unwrap();
         back.join().unwrap().unwrap();
         recording
     })
@@ -216,7 +217,7 @@ fn record(guarded: &Guarded) -> Vec<u8> {
 
 #[test]
 fn replayed_and_altered_handshakes_are_refused() {
-    let (count, gate) = guarded(|guarded| {
+    let (count, listener) = guarded(|guarded| {
         let recording = record(guarded);
         assert_eq!(recording.len(), HELLO + 32);
         for attempt in 0..300 {
@@ -232,12 +233,12 @@ fn replayed_and_altered_handshakes_are_refused() {
         guarded.dial();
     });
     // The one that was recorded and the last.
-    assert_eq!((count, gate.tally().refused), (2, 300));
+    assert_eq!((count, listener.tally().refused), (2, 300));
 }
 
 #[test]
 fn random_bytes_behind_a_true_beginning_are_refused() {
-    let (count, gate) = guarded(|guarded| {
+    let (count, listener) = guarded(|guarded| {
         let mut random = 1u64;
         for _ in 0..200 {
             let mut words = b"ringnet\0\x02\0\0\0".to_vec();
@@ -249,12 +250,12 @@ fn random_bytes_behind_a_true_beginning_are_refused() {
         }
         guarded.dial();
     });
-    assert_eq!((count, gate.tally().refused), (1, 200));
+    assert_eq!((count, listener.tally().refused), (1, 200));
 }
 
 #[test]
 fn silent_half_open_and_slow_callers_lose_their_place() {
-    let (count, gate) = guarded(|guarded| {
+    let (count, listener) = guarded(|guarded| {
         let silent = guarded.connect();
         let mut half = guarded.connect();
         half.write_all(b"ringnet\0\x02\0\0\0some").unwrap();
@@ -274,10 +275,10 @@ fn silent_half_open_and_slow_callers_lose_their_place() {
         }
     });
     assert_eq!(count, 12 + HELLO);
-    assert_eq!((gate.tally().refused, gate.tally().evicted), (1, 3));
+    assert_eq!((listener.tally().refused, listener.tally().evicted), (1, 3));
 }
 
-/// Rank 0's gate, and the id of a meeting there.
+/// Rank 0's listener, and the id of a meeting there.
 fn first_gate() -> (AuthListener, UniqueId) {
     let nowhere = UniqueId::from_secret(b"secret", b"", &[]);
     let first = AuthListener::open(&nowhere, &loopback()).unwrap().of_root();
@@ -285,11 +286,11 @@ fn first_gate() -> (AuthListener, UniqueId) {
     (first, id)
 }
 
-/// Eight ranks meet at this gate of the first; the last comes once `before_last` is over.
+/// Eight ranks meet at this listener of the first; the last comes once `before_last` is over.
 fn meet_at(first: &mut AuthListener, id: &UniqueId, before_last: impl FnOnce()) {
     let join = |rank: usize| {
-        let mut gate = AuthListener::open(id, &loopback()).unwrap();
-        meet(id, rank, 8, vec![rank as u8], &mut gate, Instant::now() + LONG)
+        let mut listener = AuthListener::open(id, &loopback()).unwrap();
+        meet(id, rank, 8, vec![rank as u8], &mut listener, Instant::now() + LONG)
     };
     thread::scope(|scope| {
         let root = scope.spawn(|| meet(id, 0, 8, vec![0], first, Instant::now() + LONG).unwrap());
@@ -315,8 +316,9 @@ fn meet_behind(strangers: usize, pace: &Pace) -> Timed {
     took
 }
 
-/// By how much a thousand silent sockets may delay a meeting. A gate that waits for one stranger at
-/// a time takes two seconds for each, and one that waits for 64 of them half a minute for all.
+/// By how much a thousand silent sockets may delay a meeting. A listener that waits for one
+/// stranger at a time takes two seconds for each, and one that waits for 64 of them half a minute
+/// for all.
 const PROMISE: Duration = Duration::from_millis(100);
 
 #[test]
@@ -378,8 +380,8 @@ fn an_early_data_connection_is_kept_for_later() {
     thread::scope(|scope| {
         let early = scope.spawn(|| {
             dial(&id, at, greeting(1, 0)).unwrap();
-            let mut gate = AuthListener::open(&id, &loopback()).unwrap();
-            meet(&id, 1, 2, vec![1], &mut gate, Instant::now() + LONG).unwrap()
+            let mut listener = AuthListener::open(&id, &loopback()).unwrap();
+            meet(&id, 1, 2, vec![1], &mut listener, Instant::now() + LONG).unwrap()
         });
         meet(&id, 0, 2, vec![0], &mut first, Instant::now() + LONG).unwrap();
         early.join().unwrap();
@@ -402,8 +404,8 @@ fn the_interface_and_the_ports_are_the_users_choice() {
     assert!(on("l").unwrap().addresses().iter().all(|address| address.ip().is_loopback()));
     let error = on("=nosuch").err().unwrap().to_string();
     assert!(error.contains("nosuch") && error.contains("\"lo\""), "{error}");
-    if let Ok(gate) = on("^lo") {
-        assert!(gate.addresses().iter().all(|address| !address.ip().is_loopback()));
+    if let Ok(listener) = on("^lo") {
+        assert!(listener.addresses().iter().all(|address| !address.ip().is_loopback()));
         let default = AuthListener::open(&id, &NetworkConfig::default()).unwrap();
         assert!(default.addresses().iter().all(|address| !address.ip().is_loopback()));
     }
@@ -413,6 +415,6 @@ fn the_interface_and_the_ports_are_the_users_choice() {
     assert!(taken.contains("RINGCOMM_PORT_RANGE"), "{taken}");
     // Of ten ports one is free, unless the machine is full of listeners.
     let first = port.min(u16::MAX - 10);
-    let gate = ports(Some(first..=first + 10)).unwrap();
-    assert!((first..=first + 10).contains(&gate.addresses()[0].port()));
+    let listener = ports(Some(first..=first + 10)).unwrap();
+    assert!((first..=first + 10).contains(&listener.addresses()[0].port()));
 }

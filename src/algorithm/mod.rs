@@ -47,9 +47,10 @@ pub enum Algorithm {
     Pairwise,
     /// One rank alone.
     Local,
-    /// First among the ranks of a host, then between hosts, in as many lanes as hosts have ranks.
+    /// First among the ranks of a host, then between hosts, in as many channels as hosts have
+    /// ranks.
     Hierarchical,
-    /// The same in one lane and one round: a rank of each host speaks for it.
+    /// The same in one channel and one round: a rank of each host speaks for it.
     Leaders,
 }
 
@@ -162,7 +163,7 @@ pub fn plan_on(
 }
 
 /// Lanes that run beside each other between hosts, each with ranks of its own.
-pub fn lanes(topology: &Topology, algorithm: Algorithm) -> usize {
+pub fn channels(topology: &Topology, algorithm: Algorithm) -> usize {
     if algorithm == Algorithm::Hierarchical { topology.min_per_host() } else { 1 }
 }
 

@@ -5,21 +5,22 @@
 
 use crate::error::Error;
 
-/// On whose account a meeting failed.
+/// On whose account a rendezvous failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blame {
     /// This rank can go no further, whatever the others do.
     Here,
     /// Another rank has ended, cannot be reached or has gone no further; or the first of the ranks
-    /// has called the meeting off.
+    /// has called the rendezvous off.
     There,
-    /// A rank other than the first has heard from elsewhere that the meeting has no point any more.
+    /// A rank other than the first has heard from elsewhere that the rendezvous has no point any
+    /// more.
     CalledOff,
     /// The deadline came.
     Late,
 }
 
-/// A meeting that failed.
+/// A rendezvous that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BootstrapError {
     pub error: Error,

@@ -104,6 +104,7 @@ impl Communicator {
     /// End the call that the calling thread is in, where this is a signal handler that interrupted
     /// it, by what such a handler may do; whether that was so. That call tells the peers, or the
     /// next one does.
+    #[doc(hidden)]
     pub fn abort_interrupted(&self) -> bool {
         let is_interrupted = self.is_of_this_process() && self.engine.is_mine();
         if is_interrupted {
@@ -170,6 +171,7 @@ impl Communicator {
     }
 
     /// Keep an error for [`Communicator::last_error`].
+    #[doc(hidden)]
     pub fn note(&self, error: &Error) {
         *self.last_error.lock() = Some(error.clone());
     }

@@ -93,7 +93,7 @@ pub struct Explanation {
     /// How data moves: "threads/direct", "shm/two-shot", "shm/direct or shm/slots", ... Where
     /// there is an "or", the numbers are of what it ends with.
     pub transport: &'static str,
-    /// Parallel lanes: of the plan, times the sockets to a peer on another host.
+    /// Parallel channels: of the plan, times the sockets to a peer on another host.
     pub channels: usize,
     pub chunks: usize,
     pub slices: usize,
@@ -381,7 +381,7 @@ impl Communicator {
             None => 1,
         };
         let predicted_us = number as f64 * ready.predicted_us;
-        let host = (ready.algorithm.name(), self.lanes(&plan_context, &ready), predicted_us);
+        let host = (ready.algorithm.name(), self.channels(&plan_context, &ready), predicted_us);
         let (algorithm, channels, predicted_us) = chosen.unwrap_or(host);
         let (slices, slice_bytes) = ready.slices();
         Ok(Explanation {
@@ -397,9 +397,9 @@ impl Communicator {
     }
 
     /// Lanes that a call of the host runs in: those of its plan, each with all sockets to a peer.
-    fn lanes(&self, plan_context: &PlanContext, ready: &BoundCall) -> usize {
+    fn channels(&self, plan_context: &PlanContext, ready: &BoundCall) -> usize {
         let sockets = if plan_context.one_machine { 1 } else { self.config.nsocks };
-        algorithm::lanes(&plan_context.topology, ready.algorithm) * sockets
+        algorithm::channels(&plan_context.topology, ready.algorithm) * sockets
     }
 
     /// The constants that its ranks agreed on, as measured at init or read from a tuning file.
@@ -472,7 +472,7 @@ impl Communicator {
 
 /// What messages carry of the id: enough to tell communicators apart, nothing of the secret.
 fn number_of(id: &UniqueId) -> u32 {
-    // Ranks may know the meeting place by different addresses.
+    // Ranks may know the rendezvous place by different addresses.
     let derived = id.derive_at(b"number", &[]);
     let fold = |hash: u64, byte: &u8| call::fingerprint::mix(hash ^ u64::from(*byte));
     derived.as_bytes().iter().fold(0, fold) as u32

@@ -68,7 +68,7 @@ Begin with `RING_CONFIG_INITIALIZER`, in which nothing is set.
 ";
 
 /// The field that no variable sets.
-const MEETING: &str = "initTimeoutMs";
+const INIT_TIMEOUT: &str = "initTimeoutMs";
 
 /// A file that a text names becomes a link from the page to it.
 fn linked(text: &str) -> String {
@@ -124,11 +124,11 @@ fn written() -> std::result::Result<String, std::fmt::Error> {
         let (field, name) = (variable.field, variable.name);
         writeln!(page, "| `{field}` | `{}` | `{name}` |", in_python(field))?;
     }
-    writeln!(page, "| `{MEETING}` | `{}` | none |", in_python(MEETING))?;
+    writeln!(page, "| `{INIT_TIMEOUT}` | `{}` | none |", in_python(INIT_TIMEOUT))?;
     write!(
         page,
-        "\n`{MEETING}` is the deadline, in milliseconds, for making a communicator. Where it is \
-         not set, `timeoutMs` is.\n"
+        "\n`{INIT_TIMEOUT}` is the deadline, in milliseconds, for making a communicator. Where it \
+         is not set, `timeoutMs` is.\n"
     )?;
     Ok(page)
 }

@@ -13,7 +13,7 @@
 #![allow(unsafe_code)]
 
 use super::bounced_send_recv::{self, BounceBuffers, Passage};
-use super::direct::run::{ADDRESS, KERNEL, NOWHERE, Unread, reached};
+use super::direct::run::{BufferLocation, Unread, reached};
 use super::host::move_bytes;
 use super::links::{Links, Reach};
 use super::progress_watch::ProgressWatch;
@@ -96,7 +96,7 @@ pub trait SharedBuffers {
 /// Nothing is shared.
 impl SharedBuffers for () {
     fn offer(&mut self, _: usize, _: *const u8, _: usize) -> Loan {
-        Loan { region: NOWHERE, offset: 0 }
+        Loan { region: BufferLocation::PRIVATE, offset: 0 }
     }
 
     fn find(&mut self, _: &Loan, _: usize) -> Result<Option<*const u8>> {
@@ -110,19 +110,19 @@ pub struct ZeroCopyPolicy {
     /// From memory that the receiver reaches.
     pub reached: usize,
     /// From other memory of another process, which the kernel reads.
-    pub by_kernel: usize,
+    pub by_cma: usize,
 }
 
 impl ZeroCopyPolicy {
     /// Only what no slot holds, and only what is reached.
-    pub const LEAST: ZeroCopyPolicy = ZeroCopyPolicy { reached: usize::MAX, by_kernel: usize::MAX };
+    pub const LEAST: ZeroCopyPolicy = ZeroCopyPolicy { reached: usize::MAX, by_cma: usize::MAX };
 
     /// As [`ZeroCopyPolicy`] says, for a batch whose sends `wait` for others or not.
     fn of(self, slot: usize, wait: bool) -> ZeroCopyPolicy {
         let least = if wait { LOAN_BYTES + 1 } else { slot + 1 };
         ZeroCopyPolicy {
             reached: self.reached.min(slot + 1).max(least),
-            by_kernel: self.by_kernel.max(least),
+            by_cma: self.by_cma.max(least),
         }
     }
 }
@@ -130,7 +130,7 @@ impl ZeroCopyPolicy {
 /// By peer: whether an earlier message to it (1) or from it (0) is still under way.
 pub type PendingByPeer = Vec<[bool; 2]>;
 
-/// Run the batch to its end. `lanes` has an entry for each rank; it only saves an allocation.
+/// Run the batch to its end. `pending` has an entry for each rank; it only saves an allocation.
 ///
 /// Panics where messages of the rank to itself do not match.
 ///
@@ -139,17 +139,17 @@ pub type PendingByPeer = Vec<[bool; 2]>;
 /// its bounce buffer is.
 pub unsafe fn run(
     batch: &mut [Transfer],
-    lanes: &mut PendingByPeer,
+    pending: &mut PendingByPeer,
     links: &mut Links,
     memory: &mut dyn SharedBuffers,
-    lending: ZeroCopyPolicy,
+    zero_copy: ZeroCopyPolicy,
     bounce_buffers: &mut dyn BounceBuffers,
     watch: &dyn WaitCheck,
 ) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe { run_local(batch, links.rank, bounce_buffers)? };
     let is_away = batch.iter().any(|transfer| transfer.is_away);
-    lend(batch, links, memory, lending);
+    lend(batch, links, memory, zero_copy);
     // Where all are empty there still is something to be done.
     let all = batch.iter().map(|transfer| transfer.bytes).sum::<usize>().max(1);
     let all = || all;
@@ -164,7 +164,7 @@ pub unsafe fn run(
         let (peer, patience) = (waiting.peer, links.patience);
         // SAFETY: the pages outlive the links.
         let bells = unsafe { (&*links.bell(links.rank), &*links.bell(peer)) };
-        let mut moves = Moves { batch, links, lanes, memory, bounce_buffers, watch };
+        let mut moves = Moves { batch, links, pending, memory, bounce_buffers, watch };
         if moves.links.one_machine() && !is_away {
             wait::wait(patience, bells, peer, watch, || moves.poll())??;
         } else {
@@ -177,7 +177,7 @@ pub unsafe fn run(
 struct Moves<'a> {
     batch: &'a mut [Transfer],
     links: &'a mut Links,
-    lanes: &'a mut PendingByPeer,
+    pending: &'a mut PendingByPeer,
     memory: &'a mut dyn SharedBuffers,
     bounce_buffers: &'a mut dyn BounceBuffers,
     watch: &'a dyn WaitCheck,
@@ -255,13 +255,13 @@ fn lend(
     batch: &mut [Transfer],
     links: &Links,
     memory: &mut dyn SharedBuffers,
-    lending: ZeroCopyPolicy,
+    zero_copy: ZeroCopyPolicy,
 ) {
     let slot = links.geometry.slot_bytes;
     let receives = |one: &&Transfer| !one.sends && one.peer != links.rank;
     let sends = |one: &&Transfer| one.sends && one.peer != links.rank;
-    let lending = lending.of(slot, batch.iter().any(|one| receives(&one)));
-    let least = lending.reached.min(lending.by_kernel);
+    let zero_copy = zero_copy.of(slot, batch.iter().any(|one| receives(&one)));
+    let least = zero_copy.reached.min(zero_copy.by_cma);
     // Most batches of short messages.
     if !batch.iter().any(|one| sends(&one) && one.bytes >= least) {
         return;
@@ -281,24 +281,24 @@ fn lend(
             continue;
         }
         let here = |region: u64| Loan { region, offset: address.expose_provenance() as u64 };
-        let nowhere = Loan { region: NOWHERE, offset: 0 };
+        let nowhere = Loan { region: BufferLocation::PRIVATE, offset: 0 };
         let loan = match links.reach(peer) {
-            Reach::Process if bytes >= lending.reached => here(ADDRESS),
+            Reach::Process if bytes >= zero_copy.reached => here(BufferLocation::SAME_PROCESS),
             Reach::Process => nowhere,
             Reach::Machine => {
-                let offered = match bytes >= lending.reached {
+                let offered = match bytes >= zero_copy.reached {
                     true => memory.offer(peer, address, bytes),
                     false => nowhere,
                 };
-                let by_kernel = offered.region == NOWHERE && bytes >= lending.by_kernel;
-                match by_kernel && cma::is_lendable(address, bytes) {
-                    true => here(KERNEL),
+                let by_cma = offered.region == BufferLocation::PRIVATE && bytes >= zero_copy.by_cma;
+                match by_cma && cma::is_lendable(address, bytes) {
+                    true => here(BufferLocation::CMA),
                     false => offered,
                 }
             }
             Reach::Network => continue,
         };
-        if loan.region != NOWHERE {
+        if loan.region != BufferLocation::PRIVATE {
             transfer.state = MessageState::Lending(loan);
         }
     }
@@ -306,13 +306,13 @@ fn lend(
 
 /// Move everything that can move now; whether anything did.
 unsafe fn sweep(moves: &mut Moves) -> Result<bool> {
-    let Moves { batch, links, lanes, memory, bounce_buffers, watch } = moves;
-    lanes.fill([false; 2]);
+    let Moves { batch, links, pending, memory, bounce_buffers, watch } = moves;
+    pending.fill([false; 2]);
     let mut moved = false;
     let open = |(_, transfer): &(usize, &mut Transfer)| transfer.state != MessageState::Done;
     for (index, transfer) in batch.iter_mut().enumerate().filter(open) {
-        let lane = &mut lanes[transfer.peer][usize::from(transfer.sends)];
-        if *lane {
+        let pending = &mut pending[transfer.peer][usize::from(transfer.sends)];
+        if *pending {
             continue;
         }
         // SAFETY: the caller's promise.
@@ -333,7 +333,7 @@ unsafe fn sweep(moves: &mut Moves) -> Result<bool> {
             }
         };
         let is_run = transfer.sends && transfer.bytes >= LONGEST_RUN;
-        *lane = transfer.state != MessageState::Done || is_run && links.is_remote(transfer.peer);
+        *pending = transfer.state != MessageState::Done || is_run && links.is_remote(transfer.peer);
     }
     Ok(moved)
 }
@@ -416,7 +416,7 @@ pub(super) unsafe fn take_loan(
     watch: &dyn WaitCheck,
 ) -> Result<()> {
     let Transfer { peer, address, bytes, .. } = *transfer;
-    if loan.region == KERNEL {
+    if loan.region == BufferLocation::CMA {
         // SAFETY: the caller's promise.
         return unsafe { read_loan(transfer, loan, links, watch) };
     }

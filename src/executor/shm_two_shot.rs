@@ -1,11 +1,11 @@
-//! Running an all-reduce in windows, through scratch memory that the ranks share.
+//! Two-shot all-reduce through scratch memory that the processes of a host share, in windows.
 //!
 //! Between processes whose buffers nobody else can reach, slots are one way: every message has one
 //! reader, so a finished block is written once for each rank that wants it, and ranks wait for each
 //! other every few slots. In windows each rank copies a piece of its input, but for the block that
 //! is its own to reduce, to scratch that its peers map; then all run the direct program of that
 //! piece, as if the scratch were their buffers; then each copies what the others finished to its
-//! output. That is two meetings for a window, which stays in the cache meanwhile. The steps are
+//! output. That is two barriers for a window, which stays in the cache meanwhile. The steps are
 //! those of the plan, so the bits are those of the interpreter. Nobody uses a user's buffer but its
 //! own rank.
 #![allow(unsafe_code)]
@@ -13,7 +13,7 @@
 use super::chunk_layout::Layout;
 use super::direct::processes::{self, DirectPrograms};
 use super::direct::program::{Direct, Used};
-use super::direct::run::{self, Arithmetic, Bases, BufferAddresses, NOWHERE, Resolve};
+use super::direct::run::{self, Arithmetic, Bases, BufferAddresses, BufferLocation, Resolve};
 use super::host::{CallBuffers, move_bytes};
 use super::links::Links;
 use super::progress_watch::ProgressWatch;
@@ -45,15 +45,16 @@ pub fn open(
     let steps = || 2 * (nranks - 1);
     let watch = &ProgressWatch::new(watch, &steps);
     let used = Used { input: bytes, output: bytes };
-    let mut all = mine.output_region != NOWHERE;
+    let mut all = mine.output_region != BufferLocation::PRIVATE;
     run::exchange_addresses(mine, links, stamp, watch, &mut |_, _, theirs| {
-        all &= theirs.output_region != NOWHERE && matches!(resolve(&theirs, &used), Ok(Some(_)));
+        all &= theirs.output_region != BufferLocation::PRIVATE
+            && matches!(resolve(&theirs, &used), Ok(Some(_)));
         Ok(())
     })?;
     run::others(links).for_each(|peer| links.free(peer));
     let verdict = if all { *mine } else { BufferAddresses::default() };
     run::exchange_addresses(&verdict, links, stamp, watch, &mut |_, _, theirs| {
-        all &= theirs.output_region != NOWHERE;
+        all &= theirs.output_region != BufferLocation::PRIVATE;
         Ok(())
     })?;
     run::others(links).for_each(|peer| links.free(peer));
@@ -210,7 +211,7 @@ mod tests {
         let open_on = |rank: usize| {
             let patience = SpinPolicy::new(3, 2, None);
             let mut links = Links::new(rank, map, segments.clone(), &[Reach::Machine; 3], patience);
-            let region = if has || rank != 1 { rank as u64 + 1 } else { NOWHERE };
+            let region = if has || rank != 1 { rank as u64 + 1 } else { BufferLocation::PRIVATE };
             let mine = BufferAddresses {
                 input_region: region,
                 output_region: region,

@@ -21,7 +21,7 @@ pub const LOOK: Duration = Duration::from_secs(1);
 
 /// How often bytes have to be sent again in vain: a kernel that answers, but has no room for them,
 /// answers each. (Linux before 6.6 may drop some without a word where a window has shrunk to less.)
-const IN_VAIN: u32 = 2;
+const UNANSWERED_RETRANSMITS: u32 = 2;
 
 /// What a kernel says of a socket.
 #[derive(Clone, Copy, Default)]
@@ -56,7 +56,8 @@ impl AckWatch {
             return false;
         }
         self.waiting += 1;
-        LOOK * self.waiting >= SILENCE && seen.sent_again.wrapping_sub(before) >= IN_VAIN
+        LOOK * self.waiting >= SILENCE
+            && seen.sent_again.wrapping_sub(before) >= UNANSWERED_RETRANSMITS
     }
 }
 

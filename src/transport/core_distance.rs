@@ -31,14 +31,14 @@ pub struct Distance {
     is_far: bool,
     is_assumed: bool,
     /// The load before was on the other side of the line.
-    doubts: bool,
+    liveness_probe: bool,
 }
 
 impl Default for Distance {
     fn default() -> Distance {
         // Relaxed: see `assume_far`.
         let assumed = ALL_ARE_FAR.load(Relaxed);
-        Distance { is_far: assumed, is_assumed: assumed, doubts: false }
+        Distance { is_far: assumed, is_assumed: assumed, liveness_probe: false }
     }
 }
 
@@ -62,10 +62,10 @@ impl Distance {
     /// One load may have been interrupted, two in a row hardly.
     fn learn(&mut self, was_far: bool) {
         let differs = was_far != self.is_far;
-        if differs && self.doubts {
+        if differs && self.liveness_probe {
             self.is_far = was_far;
         }
-        self.doubts = differs && !self.doubts;
+        self.liveness_probe = differs && !self.liveness_probe;
     }
 }
 

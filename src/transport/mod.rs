@@ -1,10 +1,10 @@
 //! Transports: how bytes get from one rank to another, and how a rank waits for them.
 //!
-//! A connection is a ring of slots ([`fifo`]) in memory that both ends address: a [`segment`],
-//! later device memory or the two ends of a socket. User memory that is shared beforehand
-//! ([`shm_export`]) needs no slots, nor what the kernel copies from a peer's ([`cma`]). Every wait
-//! goes through [`wait`], which also sees peers die ([`pidfd`]). Other hosts are reached through
-//! what implements the traits of [`network`]; today that is [`tcp`].
+//! On one host a connection is a ring of slots ([`fifo`]) in memory that both ends address: a
+//! [`segment`]. User memory that is shared beforehand ([`shm_export`]) needs no slots, nor what the
+//! kernel copies from a peer's ([`cma`]). Every wait goes through [`wait`], which also sees peers
+//! die ([`pidfd`]). Other hosts are reached through what implements the traits of [`network`]:
+//! [`tcp`].
 
 pub mod cma;
 pub mod core_distance;

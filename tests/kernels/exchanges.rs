@@ -1,4 +1,4 @@
-//! The exchanges beside plans: one-shot, two-shot between meetings; and how waits end.
+//! The exchanges beside plans: one-shot, two-shot between barriers; and how waits end.
 
 use crate::abi;
 use crate::data::{Guarded, Random, Rule, difference, on_the_host};
@@ -181,26 +181,26 @@ fn one_shot_forgets_old_lines_in_time() {
 }
 
 /// The flags and epochs of ranks that meet.
-struct Meetings {
+struct Barriers {
     flags: Vec<Vec<abi::Flag>>,
     addresses: Vec<u64>,
     epochs: Vec<Vec<u64>>,
     controls: Vec<Control>,
 }
 
-impl Meetings {
-    fn new(nranks: usize) -> Meetings {
-        let flags = vec![vec![abi::Flag::default(); abi::MEETING_BLOCKS * nranks]; nranks];
-        Meetings {
+impl Barriers {
+    fn new(nranks: usize) -> Barriers {
+        let flags = vec![vec![abi::Flag::default(); abi::BARRIER_BLOCKS * nranks]; nranks];
+        Barriers {
             addresses: flags.iter().map(|flags| flags.as_ptr() as u64).collect(),
             flags,
-            epochs: vec![vec![0; abi::MEETING_BLOCKS]; nranks],
+            epochs: vec![vec![0; abi::BARRIER_BLOCKS]; nranks],
             controls: (0..nranks).map(|_| Control::new()).collect(),
         }
     }
 
-    fn meeting(&self, rank: usize, timeout_ns: u64) -> abi::Meeting {
-        abi::Meeting {
+    fn barrier(&self, rank: usize, timeout_ns: u64) -> abi::Barrier {
+        abi::Barrier {
             flags: self.addresses.as_ptr() as u64,
             epochs: self.epochs[rank].as_ptr() as u64,
             nranks: self.flags.len() as u32,
@@ -212,7 +212,7 @@ impl Meetings {
 
 /// Each rank reduces its part from all inputs and writes it to all outputs.
 #[test]
-fn two_shot_between_meetings() {
+fn two_shot_between_barriers() {
     let Some(kernels) = kernels() else { return };
     let mut random = Random(5);
     for (nranks, data_type) in
@@ -220,7 +220,7 @@ fn two_shot_between_meetings() {
     {
         let (count, tile) = (1000, 64);
         let part = count / nranks;
-        let meetings = Meetings::new(nranks);
+        let barriers = Barriers::new(nranks);
         let sources: Vec<_> = (0..nranks).map(|_| random.elements(data_type, count)).collect();
         let rule = Rule { parts: nranks, finish: true, ..Rule::new(data_type, ReduceOp::Avg) };
         let wanted = on_the_host(&rule, &sources);
@@ -235,7 +235,7 @@ fn two_shot_between_meetings() {
                 npieces: 1,
                 ntiles: own.div_ceil(tile) as u32,
                 unused: 0,
-                meeting: meetings.meeting(rank, 0),
+                barrier: barriers.barrier(rank, 0),
             });
             pieces.push(abi::Piece {
                 count: own as u64,
@@ -263,8 +263,8 @@ fn two_shot_between_meetings() {
             }
         }
         // SAFETY: valid memory; the kernels that wrote it have ended.
-        let met = unsafe { meetings.epochs[0].as_ptr().read_volatile() };
-        assert_eq!(met, 6, "two meetings a launch");
+        let met = unsafe { barriers.epochs[0].as_ptr().read_volatile() };
+        assert_eq!(met, 6, "two barriers a launch");
     }
 }
 
@@ -320,15 +320,15 @@ fn a_dead_peer_ends_the_kernel_with_a_report() {
 }
 
 #[test]
-fn meetings_and_exchanges_end_without_their_peers_too() {
+fn barriers_and_exchanges_end_without_their_peers_too() {
     let Some(kernels) = kernels() else { return };
-    let meetings = Meetings::new(2);
+    let barriers = Barriers::new(2);
     let mut args = abi::ReduceArgs::zeroed();
     args.tile = 16;
-    args.call.meeting = meetings.meeting(1, 1_000_000);
+    args.call.barrier = barriers.barrier(1, 1_000_000);
     kernels.launch("ringcomm_reduce_w4", 2, 1, &*args);
-    let report = meetings.controls[1].report();
-    assert_eq!((report.reason, report.waiting), (abi::LATE, abi::FOR_MEETING));
+    let report = barriers.controls[1].report();
+    assert_eq!((report.reason, report.waiting), (abi::LATE, abi::FOR_BARRIER));
     assert_eq!((report.rank, report.peer), (1, 0));
 
     let inboxes = Inboxes::new(3, 8, 0);

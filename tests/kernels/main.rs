@@ -45,8 +45,8 @@ fn mirrored() -> Layout {
         "ringcomm_control" Control: abort report unused_too;
         "ringcomm_watch" Watch: control stop timeout_ns rank unused;
         "ringcomm_piece" Piece: count first_tile first_end nsources ntargets flags;
-        "ringcomm_meeting" Meeting: flags epochs nranks unused watch;
-        "ringcomm_reduce_call" ReduceCall: first_piece npieces ntiles unused meeting;
+        "ringcomm_barrier" Barrier: flags epochs nranks unused watch;
+        "ringcomm_reduce_call" ReduceCall: first_piece npieces ntiles unused barrier;
         "ringcomm_reduce_args" ReduceArgs: data_type op parts tile unused calls pieces ends
             scalars call inline_pieces inline_ends inline_scalars;
         "ringcomm_connection" Connection: slots posted freed position;

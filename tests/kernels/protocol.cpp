@@ -179,12 +179,12 @@ void two_shot() {
     for (uint32_t rank = 0; rank < RANKS; rank++) {
         inputs.emplace_back(COUNT * 4);
         outputs.emplace_back(COUNT * 4);
-        flags.emplace_back(RINGCOMM_MEETING_BLOCKS * RANKS * sizeof(ringcomm_flag));
+        flags.emplace_back(RINGCOMM_BARRIER_BLOCKS * RANKS * sizeof(ringcomm_flag));
     }
     for (Memory &memory : flags) addresses.push_back(memory.address());
     const auto run = [&](uint32_t rank) {
         Guard guard;
-        std::vector<uint64_t> epochs(RINGCOMM_MEETING_BLOCKS);
+        std::vector<uint64_t> epochs(RINGCOMM_BARRIER_BLOCKS);
         ringcomm_reduce_args args = {};
         args.data_type = 3;
         args.parts = RANKS;
@@ -253,9 +253,9 @@ void one_shot() {
  */
 
 void gives_up() {
-    Memory flags(RINGCOMM_MEETING_BLOCKS * RANKS * sizeof(ringcomm_flag));
+    Memory flags(RINGCOMM_BARRIER_BLOCKS * RANKS * sizeof(ringcomm_flag));
     std::vector<uint64_t> addresses(RANKS, flags.address());
-    std::vector<uint64_t> epochs(RINGCOMM_MEETING_BLOCKS);
+    std::vector<uint64_t> epochs(RINGCOMM_BARRIER_BLOCKS);
     Guard guard;
     ringcomm_watch watch = guard.watch(0);
     watch.timeout_ns = 1000000;
@@ -272,7 +272,7 @@ void gives_up() {
             reason = __atomic_load_n(&report.reason, __ATOMIC_ACQUIRE);
             sched_yield();
         }
-        good = reason == RINGCOMM_LATE && report.waiting == RINGCOMM_FOR_MEETING &&
+        good = reason == RINGCOMM_LATE && report.waiting == RINGCOMM_FOR_BARRIER &&
                report.rank == 0 && report.peer != 0 && report.wanted == 1 && report.found == 0;
     });
     launch("ringcomm_reduce_w4", 1, args);

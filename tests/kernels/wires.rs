@@ -78,7 +78,7 @@ pub struct Control {
 impl Control {
     pub fn new() -> Control {
         let control = abi::Control {
-            abort: [abi::Flag::default(); abi::MEETING_BLOCKS],
+            abort: [abi::Flag::default(); abi::BARRIER_BLOCKS],
             report: abi::Report::default(),
             unused_too: [0; 10],
         };

@@ -76,23 +76,23 @@ impl Begun {
         memory: Memory,
         random: &mut Random,
     ) -> Begun {
-        let mut lanes: Vec<Vec<(bool, Planned)>> = Vec::new();
+        let mut queues: Vec<Vec<(bool, Planned)>> = Vec::new();
         for peer in 0..nranks {
-            let lane = |sends: bool| {
+            let queue = |sends: bool| {
                 let mine = batch.iter().filter(|m| match sends {
                     true => (m.from, m.to) == (rank, peer),
                     false => (m.from, m.to) == (peer, rank),
                 });
                 mine.map(|message| (sends, *message)).collect::<Vec<_>>()
             };
-            lanes.push(lane(true));
-            lanes.push(lane(false));
+            queues.push(queue(true));
+            queues.push(queue(false));
         }
         let mut order = Vec::new();
-        while lanes.iter().any(|lane| !lane.is_empty()) {
-            let lane = random.below(lanes.len());
-            if !lanes[lane].is_empty() {
-                order.push(lanes[lane].remove(0));
+        while queues.iter().any(|queue| !queue.is_empty()) {
+            let queue = random.below(queues.len());
+            if !queues[queue].is_empty() {
+                order.push(queues[queue].remove(0));
             }
         }
         let shift = random.below(64);

@@ -78,7 +78,7 @@ pub fn windowed(nranks: usize) -> Config {
 }
 
 /// A configuration in which the kernel copies whatever it may for processes: that costs nothing.
-pub fn by_kernel(nranks: usize) -> Config {
+pub fn by_cma(nranks: usize) -> Config {
     let (cores, free) = (nranks.max(2), 0.0);
     let costs = Costs { cores, alpha_us: free, message_us: free, ..Costs::default() };
     let costs = Costs { cma_us: free, cma_us_per_byte: 1e-9, ..costs };
@@ -149,6 +149,6 @@ pub fn names_who_is_missing(text: &str, rank: usize, nranks: usize, id: &UniqueI
     let is_found = text.contains(&pid) || places.any(|place| text.contains(&place));
     // The root told this rank so, by a connection that has been made since.
     let is_told =
-        text.contains(&format!("the meeting's root lost its connection with rank {rank},"));
+        text.contains(&format!("the rendezvous's root lost its connection with rank {rank},"));
     listed || is_told || (root && is_found) || names_another(text, rank, nranks)
 }

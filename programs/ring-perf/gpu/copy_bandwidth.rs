@@ -38,12 +38,12 @@ impl Bandwidth {
         };
         let (source, target) =
             (source.expose_provenance() as u64, target.expose_provenance() as u64);
-        let by_kernel = || {
+        let by_cma = || {
             let mut copying = Fused::copying(&kernels, stream.raw(), DataType::Uint8, bytes);
             copying.add(&[source], &[target], bytes)?;
             copying.launch()
         };
-        let kernel = timed(device, &stream, (bytes, warming), &by_kernel)?;
+        let kernel = timed(device, &stream, (bytes, warming), &by_cma)?;
         Ok(Bandwidth { driver, kernel })
     }
 

@@ -148,7 +148,7 @@ fn collective_row(
             course.chunks = plan(0).nchunks;
             course.slice_bytes = row.bytes.div_ceil(course.chunks.max(1) * outcome.slices.max(1));
             course.channels =
-                topology.map_or(1, |topology| algorithm::lanes(&topology, choice.algorithm));
+                topology.map_or(1, |topology| algorithm::channels(&topology, choice.algorithm));
         }
         Err(SimulationError::TooLarge { .. }) => {
             row.mode = MODELLED.into();

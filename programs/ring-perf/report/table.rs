@@ -186,7 +186,7 @@ pub fn explanation(out_of_place: Option<&Row>, in_place: Option<&Row>) -> String
         let place = if row.in_place { "in place" } else { "out of place" };
         let mut text = format!("#   {place}: ");
         text += &match row.buckets.len() {
-            0 => way(row, &row.course) + &lanes(&[&row.course]),
+            0 => way(row, &row.course) + &channels(&[&row.course]),
             1 => "1 all-reduce".into(),
             several => format!("{several} all-reduces"),
         };
@@ -215,7 +215,7 @@ fn way(row: &Row, course: &Course) -> String {
 }
 
 /// Of calls with the same channels and chunks.
-fn lanes(courses: &[&Course]) -> String {
+fn channels(courses: &[&Course]) -> String {
     match courses[0].channels {
         0 => String::new(),
         channels => format!(
@@ -248,8 +248,8 @@ fn step(row: &Row) -> String {
         let bytes = span(group.iter().map(|bucket| bucket.bytes));
         let courses: Vec<&Course> = group.iter().map(|bucket| &bucket.course).collect();
         let predicted_us = courses.iter().map(|course| course.predicted_us).sum();
-        let (way, lanes) = (way(row, courses[0]), lanes(&courses));
-        format!("\n#     {} of {bytes} B: {way}{lanes}{}", group.len(), prediction(predicted_us))
+        let (way, channels) = (way(row, courses[0]), channels(&courses));
+        format!("\n#     {} of {bytes} B: {way}{channels}{}", group.len(), prediction(predicted_us))
     };
     groups.into_iter().map(line).collect()
 }

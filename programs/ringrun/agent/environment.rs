@@ -38,7 +38,7 @@ pub const REMOVED: &[&str] = &[
 
 /// Where the ranks of a launcher meet. Who is a rank itself has it of the launcher around this one,
 /// whose job that is.
-const MEETING: &str = "RINGCOMM_ADDRESS";
+const ADDRESS: &str = "RINGCOMM_ADDRESS";
 
 /// Settings of a machine, not of a job: those of the launcher's are not handed to others.
 const OF_A_MACHINE: &[&str] = &["RINGCOMM_HOSTID"];
@@ -52,7 +52,7 @@ fn is_ranks(mut names: impl Iterator<Item = impl AsRef<[u8]>>) -> bool {
 pub fn settings(all: Vec<Variable>) -> Vec<Variable> {
     let within = is_ranks(all.iter().map(|(name, _)| name));
     let is_for_all = |name: &str| {
-        let stays = is_own(name) || OF_A_MACHINE.contains(&name) || within && name == MEETING;
+        let stays = is_own(name) || OF_A_MACHINE.contains(&name) || within && name == ADDRESS;
         name.starts_with("RINGCOMM_") && !stays
     };
     all.into_iter().filter(|(name, _)| str::from_utf8(name).is_ok_and(is_for_all)).collect()
@@ -142,7 +142,7 @@ pub fn compose(
         |name: &[u8]| forwarded.iter().chain(own).any(|(replacing, _)| replacing == name);
     let mut all: Vec<Variable> = machine.collect();
     let within = is_ranks(all.iter().map(|(name, _)| name));
-    let is_foreign = |name: &[u8]| is_removed(name) || (within && name == MEETING.as_bytes());
+    let is_foreign = |name: &[u8]| is_removed(name) || (within && name == ADDRESS.as_bytes());
     all.retain(|(name, _)| !is_foreign(name) && !replaced(name));
     let overridden = |name: &[u8]| own.iter().any(|(replacing, _)| replacing == name);
     all.extend(forwarded.iter().filter(|(name, _)| !overridden(name)).cloned());

@@ -276,7 +276,7 @@ fn a_kernel_that_waits_too_long_ends_and_names_whom_it_waited_for() {
     if !is_on_two("flags::a_kernel_that_waits_too_long_ends_and_names_whom_it_waited_for") {
         return;
     }
-    for (algorithm, what) in [("twoshot", "the meeting"), ("ring", "a message")] {
+    for (algorithm, what) in [("twoshot", "the barrier"), ("ring", "a message")] {
         let all = two(4000, algorithm);
         let (ranks, benches, _) = &all;
         hold(benches);

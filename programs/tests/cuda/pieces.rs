@@ -205,7 +205,7 @@ fn an_error_of_what_maps_pieces_ends_in_words() {
         ("cuMemRelease", 0, false),
     ];
     for (symbol, victim, is_told) in SYMBOLS {
-        for moment in ["meeting", "call"] {
+        for moment in ["barrier", "call"] {
             let argument = format!("{symbol} {victim} {moment}");
             let said = apart(2, &argument, |place, argument| {
                 with_failure(place, &argument.split(' ').collect::<Vec<_>>())
@@ -214,7 +214,7 @@ fn an_error_of_what_maps_pieces_ends_in_words() {
             assert_eq!(told, is_told && moment == "call", "{argument}: {said:?}");
             let are_alike = said[0].starts_with("error") == said[1].starts_with("error");
             assert!(are_alike, "{argument}: {said:?}");
-            if moment == "meeting" {
+            if moment == "barrier" {
                 // An error of a trial is no reason to have no communicator.
                 assert!(!said[0].starts_with("error"), "{argument}: {said:?}");
             }
@@ -225,7 +225,7 @@ fn an_error_of_what_maps_pieces_ends_in_words() {
 /// A rank of the test above: what it says of itself.
 fn with_failure(place: &super::support::processes::Seat, words: &[&str]) -> String {
     let fails = |moment: &str| words[1] == place.rank.to_string() && words[2] == moment;
-    if fails("meeting") {
+    if fails("barrier") {
         fake::fail(words[0], 1, 4711);
     }
     let (comm, bench) = join(place);

@@ -76,7 +76,7 @@ fn a_group_of_one_thread_on_one_device_wakes_no_other() {
     group.call(3, |rank| group.sum(rank)).unwrap();
     group.expect(729.0);
     assert_eq!(workers(), 0, "a call was handed to a thread");
-    // Host memory, of which only the meeting shows that it is not the device's: the ranks leave it
+    // Host memory, of which only the barrier shows that it is not the device's: the ranks leave it
     // and meet again on threads of their own.
     let mut host = vec![1f32; 70];
     let place = host.as_mut_ptr().cast::<u8>();

@@ -13,7 +13,7 @@ pub struct Together {
 #[derive(Default)]
 struct State {
     arrived: usize,
-    meetings: usize,
+    barriers: usize,
     is_over: bool,
 }
 
@@ -39,15 +39,15 @@ impl Party<'_> {
     pub fn wait(&self) {
         let mut state = self.0.lock();
         state.arrived += 1;
-        let meeting = state.meetings;
+        let barrier = state.barriers;
         if state.arrived == self.0.all {
-            (state.arrived, state.meetings) = (0, meeting + 1);
+            (state.arrived, state.barriers) = (0, barrier + 1);
             self.0.changed.notify_all();
         }
-        while state.meetings == meeting && !state.is_over {
+        while state.barriers == barrier && !state.is_over {
             state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let has_met = state.meetings != meeting;
+        let has_met = state.barriers != barrier;
         drop(state);
         assert!(has_met, "another thread of the test has panicked");
     }

@@ -1,4 +1,5 @@
-//! Broadcast: from the root to its host's lanes, from there to the other hosts, and on each to all.
+//! Broadcast: from the root to its host's channels, from there to the other hosts, and on each to
+//! all.
 //!
 //! With a chunk for each host, the root's host sends each of them to its host alone, which passes
 //! it on to the others: no host sends much more than the vector.
@@ -46,7 +47,7 @@ impl Spread<'_> {
         self.place.groups == 1 || group == host || group == self.home
     }
 
-    /// The ranks of this host that a lane still has to tell, and itself.
+    /// The ranks of this host that a channel still has to tell, and itself.
     fn everybody_here(&self) -> Vec<End> {
         let place = self.place;
         let ignorant = |at: &usize| place.locals()[*at] != self.root;
@@ -60,9 +61,9 @@ impl Spread<'_> {
         let is_root = place.rank == self.root;
         for group in self.groups_of_home() {
             if is_root {
-                for lane in place.other_lanes() {
-                    let targets = [End::Output, place.local(lane)];
-                    plan.step(place.chunk(lane, group), &targets, &[End::Input]);
+                for channel in place.other_lanes() {
+                    let targets = [End::Output, place.local(channel)];
+                    plan.step(place.chunk(channel, group), &targets, &[End::Input]);
                 }
             }
             if place.is_lane() {
@@ -94,8 +95,8 @@ impl Spread<'_> {
 
     fn take_from_lanes(&self, plan: &mut Plan, group: usize) {
         let place = self.place;
-        for lane in place.other_lanes() {
-            plan.step(place.chunk(lane, group), &[End::Output], &[place.local(lane)]);
+        for channel in place.other_lanes() {
+            plan.step(place.chunk(channel, group), &[End::Output], &[place.local(channel)]);
         }
     }
 }

@@ -1,28 +1,28 @@
 //! Hierarchical: the ranks of a host meet in its memory, and each byte crosses between hosts once.
 //!
 //! ```text
-//!   host 0: 0 1 2 3     AllReduce, lane j: (1) ranks send chunk j to their host's lane-j rank
-//!           │ │ │ │     (2) the lane-j ranks of all hosts complete it among themselves
-//!   host 1: 4 5 6 7     (3) each gives it to the ranks of its host
-//!   lane    0 1 2 3     lanes = the least number of ranks on a host
+//!   host 0:  0 1 2 3     AllReduce, channel j: (1) ranks send chunk j to their host's rank of it
+//!            │ │ │ │     (2) the ranks of channel j of all hosts complete it among themselves
+//!   host 1:  4 5 6 7     (3) each gives it to the ranks of its host
+//!   channel  0 1 2 3     channels = the least number of ranks on a host
 //! ```
 //! Steps: one or two over the wire, two or three on a host. Bytes that leave (and enter) a host for
 //! a vector of S on H hosts, whatever their ranks: 2 (H-1)/H S for AllReduce, the least possible;
-//! ReduceScatter and AllGather what the hosts' blocks demand; each lane carries its part of that.
-//! The lane's ranks send to each other directly, in no ring or tree: the same bytes in the fewest
-//! rounds, for a connection to every other host.
+//! ReduceScatter and AllGather what the hosts' blocks demand; each channel carries its part of
+//! that. The channel's ranks send to each other directly, in no ring or tree: the same bytes in the
+//! fewest rounds, for a connection to every other host.
 //! A step's wire messages arrive one stage later, so that a host's work on one slice overlaps with
 //! another slice's way over the wire; on a host both ends are in the same stage.
 //!
 //! Invariant: a reduction is (host 0's ranks) + (host 1's ranks) + ..., in rank order on each host
 //! and host order between them, whatever the collective or the variant: the same bits from all.
 //!
-//! [`plan`] uses all lanes, for bandwidth; [`leaders`] one lane and one round over the wire, for
-//! latency.
+//! [`plan`] uses all channels, for bandwidth; [`leaders`] one channel and one round over the wire,
+//! for latency.
 //!
-//! Reference: A. Bienz, L. Olson, W. Gropp, "Node-Aware Improvements to Allreduce", 2019; the lanes
-//! are those of J. L. Träff, S. Hunold, "Decomposing MPI Collectives for Exploiting Multi-lane
-//! Communication", 2020.
+//! Reference: A. Bienz, L. Olson, W. Gropp, "Node-Aware Improvements to Allreduce", 2019; the
+//! channels are those of J. L. Träff, S. Hunold, "Decomposing MPI Collectives for Exploiting
+//! Multi-channel Communication", 2020.
 
 mod broadcast;
 mod reduction;
@@ -32,16 +32,16 @@ use crate::plan::Collective::{self, *};
 use crate::plan::topology::Topology;
 use crate::plan::{End, Plan, Span};
 
-/// With all lanes. `None` where no host has company or all ranks share one.
+/// With all channels. `None` where no host has company or all ranks share one.
 pub(super) fn plan(
     collective: Collective,
     rank: usize,
     topology: &Topology,
     root: usize,
 ) -> Option<Plan> {
-    let lanes = topology.min_per_host();
+    let channels = topology.min_per_host();
     let rounds = if topology.nhosts() == 2 { Rounds::One } else { Rounds::Two };
-    let place = HostPosition::new(rank, topology, lanes, rounds)?;
+    let place = HostPosition::new(rank, topology, channels, rounds)?;
     match collective {
         AllReduce => Some(reduction::plan(&place, None)),
         Reduce => Some(reduction::plan(&place, Some(root))),
@@ -52,7 +52,7 @@ pub(super) fn plan(
     }
 }
 
-/// With one lane and one round.
+/// With one channel and one round.
 pub(super) fn leaders(
     collective: Collective,
     rank: usize,
@@ -68,7 +68,7 @@ pub(super) fn leaders(
     }
 }
 
-/// How lane ranks of different hosts meet.
+/// How channel ranks of different hosts meet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rounds {
     /// Everybody who needs a chunk hears all hosts that have a part of it.
@@ -77,15 +77,15 @@ enum Rounds {
     Two,
 }
 
-/// One rank's place among hosts and lanes.
+/// One rank's place among hosts and channels.
 struct HostPosition<'a> {
     topology: &'a Topology,
     rank: usize,
     host: usize,
-    /// This rank's place on its host: its lane, if it is less than `lanes`.
+    /// This rank's place on its host: its channel, if it is less than `channels`.
     index: usize,
-    lanes: usize,
-    /// Chunks of a lane: one, or one for each host.
+    channels: usize,
+    /// Chunks of a channel: one, or one for each host.
     groups: usize,
 }
 
@@ -93,27 +93,27 @@ impl<'a> HostPosition<'a> {
     fn new(
         rank: usize,
         topology: &'a Topology,
-        lanes: usize,
+        channels: usize,
         rounds: Rounds,
     ) -> Option<HostPosition<'a>> {
         let (host, index) = (topology.host(rank), topology.place(rank));
         let groups = if rounds == Rounds::One { 1 } else { topology.nhosts() };
-        let place = HostPosition { topology, rank, host, index, lanes, groups };
+        let place = HostPosition { topology, rank, host, index, channels, groups };
         topology.is_hierarchical().then_some(place)
     }
 
-    /// A plan for a vector that is cut into the chunks of all lanes.
+    /// A plan for a vector that is cut into the chunks of all channels.
     fn vector_plan(&self) -> Plan {
-        Plan::new(self.rank, self.topology.nranks(), self.lanes * self.groups)
+        Plan::new(self.rank, self.topology.nranks(), self.channels * self.groups)
     }
 
-    /// The chunk of a lane that belongs to a host, where each host has one.
-    fn chunk(&self, lane: usize, group: usize) -> Span {
-        Span::one(lane * self.groups + group)
+    /// The chunk of a channel that belongs to a host, where each host has one.
+    fn chunk(&self, channel: usize, group: usize) -> Span {
+        Span::one(channel * self.groups + group)
     }
 
     fn is_lane(&self) -> bool {
-        self.index < self.lanes
+        self.index < self.channels
     }
 
     /// The hosts after this one, around to the one before.
@@ -122,7 +122,7 @@ impl<'a> HostPosition<'a> {
         (1..nhosts).map(move |step| (host + step) % nhosts)
     }
 
-    /// The groups of a lane's chunks, this host's last.
+    /// The groups of a channel's chunks, this host's last.
     fn groups_own_last(&self) -> Vec<usize> {
         match self.groups {
             1 => vec![0],
@@ -140,10 +140,10 @@ impl<'a> HostPosition<'a> {
         (1..count).map(move |step| (index + step) % count)
     }
 
-    /// The companions that carry a lane.
+    /// The companions that carry a channel.
     fn other_lanes(&self) -> impl Iterator<Item = usize> + use<> {
-        let lanes = self.lanes;
-        self.companions().filter(move |place| *place < lanes)
+        let channels = self.channels;
+        self.companions().filter(move |place| *place < channels)
     }
 
     /// The connection with a rank of this host.
@@ -151,7 +151,7 @@ impl<'a> HostPosition<'a> {
         End::Peer(self.locals()[place])
     }
 
-    /// The connection with the rank of another host that carries this rank's lane.
+    /// The connection with the rank of another host that carries this rank's channel.
     fn opposite(&self, host: usize) -> End {
         End::Peer(self.topology.ranks(host)[self.index])
     }

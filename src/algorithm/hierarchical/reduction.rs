@@ -38,12 +38,12 @@ impl HierarchicalReduction<'_> {
 
     /// On this host, in rank order; a part goes straight to where its chunk is completed.
     ///
-    /// Lane by lane and not rank by rank: no rank is more than a message ahead of the others.
+    /// Lane by channel and not rank by rank: no rank is more than a message ahead of the others.
     fn make_parts(&self, plan: &mut Plan) {
         let place = self.place;
         for group in place.groups_own_last() {
-            for lane in place.other_lanes() {
-                plan.step(place.chunk(lane, group), &[place.local(lane)], &[End::Input]);
+            for channel in place.other_lanes() {
+                plan.step(place.chunk(channel, group), &[place.local(channel)], &[End::Input]);
             }
             if !place.is_lane() {
                 continue;
@@ -104,8 +104,8 @@ impl HierarchicalReduction<'_> {
     fn take_from_lanes(&self, plan: &mut Plan, group: usize) {
         let place = self.place;
         if self.keeps(place.rank) {
-            for lane in place.other_lanes() {
-                plan.step(place.chunk(lane, group), &[End::Output], &[place.local(lane)]);
+            for channel in place.other_lanes() {
+                plan.step(place.chunk(channel, group), &[End::Output], &[place.local(channel)]);
             }
         }
     }

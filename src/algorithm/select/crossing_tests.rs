@@ -42,11 +42,11 @@ fn a_root_and_its_leaf_each_wait_for_their_own_lines() {
 #[test]
 fn messages_are_lent_from_where_that_wins_back_the_wait() {
     let near = costs(2);
-    let [reached, by_kernel] = zero_copy_from(&near);
+    let [reached, by_cma] = zero_copy_from(&near);
     let won = near.alpha_us + 2.0 * near.message_us;
     assert!((reached as f64 * near.copy_us_per_byte - won).abs() < near.copy_us_per_byte);
     // Nobody may; a kernel that is as slow as a slot; one that is as fast as the processor.
-    assert_eq!(by_kernel, usize::MAX);
+    assert_eq!(by_cma, usize::MAX);
     let slot = 2.0 * near.copy_us_per_byte;
     let with = |cma_us_per_byte| zero_copy_from(&Costs { cma_us_per_byte, ..near.clone() })[1];
     assert_eq!(with(slot), usize::MAX);
@@ -121,7 +121,7 @@ fn ranks_of_a_host_cross_as_often_as_their_plan_says() {
         let what = format!("{algorithm:?} {collective:?}: {share} of {wanted}");
         assert!((share / wanted - 1.0).abs() < 0.02, "{what}");
     }
-    // A post and a take: from the root's host to the other; of each of four lanes, both ways.
+    // A post and a take: from the root's host to the other; of each of four channels, both ways.
     for (algorithm, collective, wanted) in
         [(Leaders, Broadcast, 2.0), (Leaders, Reduce, 2.0), (Hierarchical, AllReduce, 16.0)]
     {

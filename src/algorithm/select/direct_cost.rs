@@ -2,7 +2,7 @@
 //!
 //! The one idea: a plan needs no messages when each of them only passes on an input (the reader
 //! reads it where it lies) or is only kept in an output (the writer writes it there). What is left
-//! is the work, between two meetings: at the first all say that their inputs are ready, at the
+//! is the work, between two barriers: at the first all say that their inputs are ready, at the
 //! second that they are done with each other's memory.
 
 use super::cost_model::{ClosedForm, CostTerms, work};
@@ -52,7 +52,7 @@ pub(super) fn form(
         (OneShot, Scatter) => (c, 0.0, c, n),
         _ => return None,
     };
-    // At each meeting a rank tells every other one, and hears it.
+    // At each barrier a rank tells every other one, and hears it.
     let messages = 4.0 * others;
     let path = CostTerms { crossed, ..work(messages, 0.0, copied, reduced) };
     let total = CostTerms { messages: messages * n, ..path.times(busy) };

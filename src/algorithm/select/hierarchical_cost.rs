@@ -1,4 +1,4 @@
-//! Closed forms of the hierarchical plans, for a lane's rank on the largest host.
+//! Closed forms of the hierarchical plans, for a channel's rank on the largest host.
 
 use super::cost_model::{ClosedForm, CostTerms, work};
 use super::inter_host_cost::{HostTraffic, Hosts};
@@ -10,8 +10,8 @@ struct HierarchyShape {
     hosts: f64,
     /// Ranks on the largest host.
     local: f64,
-    lanes: f64,
-    /// Chunks of a lane.
+    channels: f64,
+    /// Chunks of a channel.
     groups: f64,
 }
 
@@ -29,7 +29,7 @@ fn shape(algorithm: Algorithm, collective: Collective, hosts: Hosts) -> Option<H
     (does && nested).then_some(HierarchyShape {
         hosts: hosts.count as f64,
         local: hosts.most as f64,
-        lanes: if leaders { 1.0 } else { hosts.least as f64 },
+        channels: if leaders { 1.0 } else { hosts.least as f64 },
         groups: groups as f64,
     })
 }
@@ -42,7 +42,7 @@ pub(super) fn longest_message(
     bytes: f64,
 ) -> f64 {
     match (shape(algorithm, collective, hosts), collective) {
-        (Some(shape), AllReduce | Reduce | Broadcast) => bytes / (shape.lanes * shape.groups),
+        (Some(shape), AllReduce | Reduce | Broadcast) => bytes / (shape.channels * shape.groups),
         _ => bytes / nranks as f64,
     }
 }
@@ -64,7 +64,7 @@ pub(super) fn form(
         Broadcast => broadcast(&shape, bytes),
         _ => blocks(&shape, collective, nranks as f64, bytes / nranks as f64),
     };
-    // To a lane and back on a host, where blocks go one of these ways.
+    // To a channel and back on a host, where blocks go one of these ways.
     let on_hosts = if matches!(collective, ReduceScatter | AllGather) { 1.0 } else { 2.0 };
     Some(ClosedForm {
         alphas: on_hosts + wire.alphas,
@@ -103,33 +103,33 @@ pub(super) fn wire(
         (Reduce, true) => (shape.hosts + 1.0) / 2.0,
         _ => shape.hosts,
     };
-    let of_all = (messages * busy * shape.lanes, bytes * busy);
+    let of_all = (messages * busy * shape.channels, bytes * busy);
     HostTraffic { alphas, messages, bytes, of_all, ..HostTraffic::default() }
 }
 
-/// Without the wire's messages; a lane's chunks are `c` bytes, one of their groups `g`.
+/// Without the wire's messages; a channel's chunks are `c` bytes, one of their groups `g`.
 fn all_reduce(shape: &HierarchyShape, b: f64) -> CostTerms {
-    let HierarchyShape { hosts, local, lanes, groups } = shape;
-    let (c, g) = (b / lanes, b / lanes / groups);
+    let HierarchyShape { hosts, local, channels, groups } = shape;
+    let (c, g) = (b / channels, b / channels / groups);
     let wire = if *groups > 1.0 { 2.0 * (hosts - 1.0) * g } else { (hosts - 1.0) * c };
-    let messages = 2.0 * groups * ((lanes - 1.0) + (local - 1.0));
-    let sent = (lanes - 1.0) * c + wire + (local - 1.0) * c;
+    let messages = 2.0 * groups * ((channels - 1.0) + (local - 1.0));
+    let sent = (channels - 1.0) * c + wire + (local - 1.0) * c;
     work(messages, sent, g + b, (local - 1.0) * c + (hosts - 1.0) * g)
 }
 
 fn reduce(shape: &HierarchyShape, b: f64) -> CostTerms {
-    let HierarchyShape { hosts, local, lanes, groups } = shape;
-    let (c, g) = (b / lanes, b / lanes / groups);
-    let messages = groups * (2.0 * (lanes - 1.0) + (local - 1.0));
-    work(messages, (lanes - 1.0) * c + c, g + b, (local - 1.0) * c + (hosts - 1.0) * g)
+    let HierarchyShape { hosts, local, channels, groups } = shape;
+    let (c, g) = (b / channels, b / channels / groups);
+    let messages = groups * (2.0 * (channels - 1.0) + (local - 1.0));
+    work(messages, (channels - 1.0) * c + c, g + b, (local - 1.0) * c + (hosts - 1.0) * g)
 }
 
 fn broadcast(shape: &HierarchyShape, b: f64) -> CostTerms {
-    let HierarchyShape { hosts, local, lanes, groups } = shape;
-    let c = b / lanes;
+    let HierarchyShape { hosts, local, channels, groups } = shape;
+    let c = b / channels;
     let wire = if *groups > 1.0 { 2.0 * (hosts - 1.0) / hosts * c } else { (hosts - 1.0) * c };
-    let messages = groups * (2.0 * (lanes - 1.0) + (local - 1.0));
-    work(messages, (lanes - 1.0) * c + wire + (local - 1.0) * c, 2.0 * b, 0.0)
+    let messages = groups * (2.0 * (channels - 1.0) + (local - 1.0));
+    work(messages, (channels - 1.0) * c + wire + (local - 1.0) * c, 2.0 * b, 0.0)
 }
 
 /// Blocks of `c` bytes. A rank works for its share of the other hosts' blocks.

@@ -49,7 +49,7 @@ pub(super) struct HostTraffic {
     /// Messages and bytes of all ranks together.
     pub of_all: (f64, f64),
     /// Of what a rank sends, the share that it does not copy itself: it leaves from where it lies.
-    pub lent: f64,
+    pub zero_copy: f64,
     /// Of what it copies, the share that comes to its place without it.
     pub landed: f64,
 }
@@ -84,7 +84,7 @@ impl HostTraffic {
                 messages: form.path.messages * of_messages,
                 bytes,
                 of_all: (form.total.messages * crossing, form.total.sent * crossing),
-                lent: of_messages,
+                zero_copy: of_messages,
                 landed: kept * of_messages,
             }
         };
@@ -134,7 +134,7 @@ impl HostTraffic {
 
     /// What it does not do of this work.
     pub fn spared(&self, work: &CostTerms, costs: &Costs) -> f64 {
-        (self.lent * work.sent + self.landed * work.copied) * costs.copy_us_per_byte
+        (self.zero_copy * work.sent + self.landed * work.copied) * costs.copy_us_per_byte
     }
 }
 

@@ -242,8 +242,8 @@ fn crowded(
     nranks: usize,
     costs: &Costs,
 ) -> f64 {
-    let crowd = nranks as f64 / costs.cores as f64;
-    if crowd <= 1.0 {
+    let core_counts = nranks as f64 / costs.cores as f64;
+    if core_counts <= 1.0 {
         return time;
     }
     // More ranks than cores: the cores do everybody's work, and every wait lets the others on a
@@ -251,7 +251,7 @@ fn crowded(
     let streams = form.period.is_some();
     let waits = if streams { form.alphas + slices - 1.0 } else { form.alphas * slices };
     let shared = total * slices / costs.cores as f64;
-    time.max(shared) + waits * costs.switch_us * crowd
+    time.max(shared) + waits * costs.switch_us * core_counts
 }
 
 /// The closed form; `None` where the algorithm does not do the collective, or not through slots as

@@ -417,7 +417,7 @@ fn windows_are_for_long_sums_of_ranks_that_share_cores() {
     assert_eq!((found.algorithm, found.direct), (Algorithm::TwoShot, false));
     let staged = Question { associative: false, ..asked };
     assert!(found.predicted_us < choose(&staged, &costs).predicted_us);
-    // Shorter windows are more meetings.
+    // Shorter windows are more barriers.
     assert!(found.predicted_us < shm_two_shot(&asked, window / 8, &costs).unwrap().predicted_us);
     let others = [
         Question { collective: Collective::Broadcast, ..asked },

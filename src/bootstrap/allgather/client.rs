@@ -28,15 +28,15 @@ enum ClientStage {
     Greeting { contact: ConnectionId, root: PeerId, up: ConnectionId, parent: PeerId },
     /// In the tree.
     Placed { up: ConnectionId, parent: PeerId, depth: u32 },
-    /// Everybody has everything, or the meeting has failed.
+    /// Everybody has everything, or the rendezvous has failed.
     Over,
 }
 
-/// A meeting as one rank sees it.
+/// A rendezvous as one rank sees it.
 pub struct AllgatherClient {
     me: PeerId,
     nranks: usize,
-    gate: Vec<SocketAddr>,
+    listener: Vec<SocketAddr>,
     root: Vec<SocketAddr>,
     started: Instant,
     deadline: Instant,
@@ -44,7 +44,7 @@ pub struct AllgatherClient {
     margin: Duration,
     stage: ClientStage,
     below: Branches,
-    /// Through the gate, and not yet asked to join.
+    /// Through the listener, and not yet asked to join.
     visitors: Vec<(ConnectionId, PeerId)>,
     /// For the parent, until there is one.
     upward: Vec<AllgatherMessage>,
@@ -60,7 +60,7 @@ impl AllgatherClient {
         me: PeerId,
         nranks: usize,
         mine: &[u8],
-        gate: &[SocketAddr],
+        listener: &[SocketAddr],
         root: &[SocketAddr],
         now: Instant,
         deadline: Instant,
@@ -72,7 +72,7 @@ impl AllgatherClient {
         AllgatherClient {
             me,
             nranks,
-            gate: gate.to_vec(),
+            listener: listener.to_vec(),
             root: root.to_vec(),
             started: now,
             deadline,
@@ -167,7 +167,7 @@ impl AllgatherClient {
         }
     }
 
-    /// The meeting is over: tell everybody but the one who told us.
+    /// The rendezvous is over: tell everybody but the one who told us.
     fn fail(&mut self, failure: Failure, except: Option<ConnectionId>) {
         if self.outcome.is_some() {
             return;
@@ -205,7 +205,7 @@ impl AllgatherClient {
         }
         match event {
             TreeEvent::Came { link, greeting, .. } => {
-                let who = PeerId { rank: greeting.rank, pid: greeting.lane };
+                let who = PeerId { rank: greeting.rank, pid: greeting.detail };
                 self.visitors.push((link, who));
             }
             TreeEvent::Reached { link } => self.reached(link, now),
@@ -251,7 +251,7 @@ impl AllgatherClient {
             ClientStage::Contacting => {
                 let remaining = self.deadline.saturating_duration_since(now);
                 let remaining_ms = remaining.as_millis().min(u32::MAX.into()) as u32;
-                let (pid, addresses) = (self.me.pid, self.gate.clone());
+                let (pid, addresses) = (self.me.pid, self.listener.clone());
                 let host = host::name().into();
                 self.say(link, AllgatherMessage::Here { pid, remaining_ms, host, addresses });
                 self.stage = ClientStage::Placing { contact: link };
@@ -395,7 +395,7 @@ impl AllgatherClient {
     }
 }
 
-/// Whether a dial failed because its time was over, not because the gate is gone.
+/// Whether a dial failed because its time was over, not because the listener is gone.
 fn is_time(error: &Error) -> bool {
     matches!(error, Error::System { errno: libc::ETIMEDOUT, .. })
 }

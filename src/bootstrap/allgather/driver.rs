@@ -1,4 +1,4 @@
-//! One rank's meeting on connections: it turns bytes into events and actions into bytes.
+//! One rank's rendezvous on connections: it turns bytes into events and actions into bytes.
 //!
 //! No call waits and none asks for the time: whoever drives a host, a loop around `poll` or a
 //! simulation, calls [`AllgatherDriver::advance`] when something may have come or a deadline has
@@ -20,7 +20,7 @@ use crate::os::tcp_liveness::{AckWatch, LOOK};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
-/// What a rank is in the meeting.
+/// What a rank is in the rendezvous.
 pub enum Role {
     Root(AllgatherRoot),
     Member(AllgatherClient),
@@ -64,7 +64,7 @@ struct DriverConnection<S> {
     silence: AckWatch,
 }
 
-/// One rank's meeting.
+/// One rank's rendezvous.
 pub struct AllgatherDriver<N: Network> {
     network: N,
     secret: SharedSecret,
@@ -98,7 +98,7 @@ impl<N: Network> AllgatherDriver<N> {
         }
     }
 
-    /// Somebody came through the gate for the meeting.
+    /// Somebody came through the listener for the rendezvous.
     pub fn admit(&mut self, arrival: ProvenConnection<N::Stream>, now: Instant) {
         debug_assert_eq!(arrival.greeting.purpose, Purpose::Meet);
         let (greeting, took) = (arrival.greeting.clone(), arrival.took);
@@ -252,7 +252,7 @@ impl<N: Network> AllgatherDriver<N> {
         });
     }
 
-    /// Whether somebody has come whom the gate cannot let in, and why; `is_starved`: though no
+    /// Whether somebody has come whom the listener cannot let in, and why; `is_starved`: though no
     /// stranger has what it lacks.
     pub fn set_shortage(&mut self, errno: Option<i32>, is_starved: bool, now: Instant) {
         if let Role::Root(registry) = &mut self.role {

@@ -32,8 +32,8 @@ pub const NO_RANK: u32 = u32::MAX;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AllgatherMessage {
-    /// A rank to the root: I am here, on this host, and my gate is there. `remaining_ms`: how long
-    /// I wait.
+    /// A rank to the root: I am here, on this host, and my listener is there. `remaining_ms`: how
+    /// long I wait.
     Here { pid: u32, remaining_ms: u32, host: Box<str>, addresses: Vec<SocketAddr> },
     /// The root to a rank: `parent` is above you in the tree, dial it.
     Place { root: PeerId, parent: PeerId, addresses: Vec<SocketAddr> },

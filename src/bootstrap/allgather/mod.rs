@@ -1,4 +1,4 @@
-//! Meeting over real sockets: a host, a gate, and a loop around `poll`.
+//! Rendezvous over real sockets: a host, a listener, and a loop around `poll`.
 
 pub(super) mod client;
 pub(super) mod driver;
@@ -24,50 +24,50 @@ pub use message::{AllgatherMessage, PeerId, RankContribution, entries};
 use root::AllgatherRoot;
 use std::time::{Duration, Instant};
 
-/// How long a rank whose meeting is over stays to tell the others. Only one that does not read
+/// How long a rank whose rendezvous is over stays to tell the others. Only one that does not read
 /// makes it wait at all.
 pub const LAST_WORDS: Duration = Duration::from_millis(250);
 
-/// Between two looks at whether the meeting is called off: as in a rendezvous on one machine.
+/// Between two looks at whether the rendezvous is called off: as in a rendezvous on one machine.
 const GLANCE: Duration = Duration::from_millis(2);
 
 /// Meet the other ranks of `id` over the network and return what every rank brought, in order of
-/// rank. The root is this rank if its gate is the root's ([`AuthListener::of_root`]), else whoever
-/// listens at the id's address.
+/// rank. The root is this rank if its listener is the root's ([`AuthListener::of_root`]), else
+/// whoever listens at the id's address.
 ///
 /// A rank that returns success knows that every rank had received everything. Otherwise every
 /// living rank returns an error at `deadline`, or a quarter of a second after it, that names who is
-/// missing, who died, or who disagrees. Connections for other purposes that come through the gate
-/// meanwhile are given out by its next [`AuthListener::advance`].
+/// missing, who died, or who disagrees. Connections for other purposes that come through the
+/// listener meanwhile are given out by its next [`AuthListener::advance`].
 pub fn meet(
     id: &UniqueId,
     rank: usize,
     nranks: usize,
     mine: Vec<u8>,
-    gate: &mut AuthListener,
+    listener: &mut AuthListener,
     deadline: Instant,
 ) -> Result<Vec<Vec<u8>>> {
-    Ok(meet_unless(id, rank, nranks, mine, gate, deadline, None)?)
+    Ok(meet_unless(id, rank, nranks, mine, listener, deadline, None)?)
 }
 
-/// As [`meet`], ended soon with an error once `is_called_off` says so.
+/// As [`meet`], ended soon with an error once `cancelled` says so.
 pub fn meet_unless(
     id: &UniqueId,
     rank: usize,
     nranks: usize,
     mine: Vec<u8>,
-    gate: &mut AuthListener,
+    listener: &mut AuthListener,
     deadline: Instant,
-    is_called_off: Option<&dyn Fn() -> bool>,
+    cancelled: Option<&dyn Fn() -> bool>,
 ) -> Result<Vec<Vec<u8>>, BootstrapError> {
     check(rank, nranks, &mine)?;
-    gate.set_rank(rank);
+    listener.set_rank(rank);
     if nranks == 1 {
         return Ok(vec![mine]);
     }
     let now = Instant::now();
     let me = PeerId { rank: rank as u32, pid: std::process::id() };
-    let role = if gate.is_root() {
+    let role = if listener.is_root() {
         Role::Root(AllgatherRoot::of(me, nranks, &mine, now, deadline))
     } else {
         let root = id.addresses();
@@ -75,7 +75,7 @@ pub fn meet_unless(
             me,
             nranks,
             &mine,
-            gate.addresses(),
+            listener.addresses(),
             &root,
             now,
             deadline,
@@ -84,16 +84,16 @@ pub fn meet_unless(
     let mut host =
         AllgatherDriver::new(OsNetwork, SharedSecret::new(id), greeting(me, nranks)?, role);
     let mut others = Vec::new();
-    let interrupt = || match is_called_off {
-        Some(is_called_off) if is_called_off() => {
+    let interrupt = || match cancelled {
+        Some(cancelled) if cancelled() => {
             Err(Failure::called_off_here(me.rank).into_unmet(rank, nranks))
         }
         _ => Ok(()),
     };
     let interrupt: Option<&dyn Fn() -> Result<(), BootstrapError>> =
-        is_called_off.map(|_| &interrupt as _);
-    let met = run(&mut host, gate, nranks as u32, &mut others, interrupt);
-    gate.keep(others);
+        cancelled.map(|_| &interrupt as _);
+    let met = run(&mut host, listener, nranks as u32, &mut others, interrupt);
+    listener.keep(others);
     met?;
     Ok(host.take_table().into_iter().map(|(_, payload)| payload).collect())
 }
@@ -106,7 +106,7 @@ fn greeting(me: PeerId, nranks: usize) -> Result<Hello> {
         rank: me.rank,
         to: ANYONE,
         nranks: nranks as u32,
-        lane: me.pid,
+        detail: me.pid,
         note: u64::from_le_bytes(note),
     })
 }
@@ -130,12 +130,12 @@ fn check(rank: usize, nranks: usize, mine: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Drive a host until its meeting is over and everybody has been told, or `interrupt` ends it.
+/// Drive a host until its rendezvous is over and everybody has been told, or `interrupt` ends it.
 /// What comes meanwhile from one of `nranks` ranks for another purpose is for `others`; who is no
 /// rank only asks whether anybody is there, and is hung up on.
 fn run(
     host: &mut AllgatherDriver<OsNetwork>,
-    gate: &mut AuthListener,
+    listener: &mut AuthListener,
     nranks: u32,
     others: &mut Vec<Proved>,
     interrupt: Option<&dyn Fn() -> Result<(), BootstrapError>>,
@@ -144,33 +144,34 @@ fn run(
     let mut over: Option<Instant> = None;
     loop {
         let now = Instant::now();
-        for proved in gate.advance() {
+        for proved in listener.advance() {
             if proved.greeting.purpose == Purpose::Meet {
                 host.admit(proved, now);
             } else if proved.greeting.rank < nranks {
                 others.push(proved);
             }
         }
-        host.set_shortage(gate.shortage(), gate.is_starved(), now);
+        host.set_shortage(listener.shortage(), listener.is_starved(), now);
         host.advance(now);
         if host.outcome().is_none() {
             interrupt.map_or(Ok(()), |interrupt| interrupt())?;
         }
         if let Some(outcome) = host.outcome() {
             let until = *over.get_or_insert(now + LAST_WORDS);
-            gate.release_spare();
+            listener.release_spare();
             // Those who could not be let in come one by one now, and are told.
-            let is_quiet = host.is_quiet() && (outcome.is_ok() || gate.shortage().is_none());
+            let is_quiet = host.is_quiet() && (outcome.is_ok() || listener.shortage().is_none());
             if is_quiet || now >= until {
                 return outcome.clone();
             }
         }
         entries.clear();
-        gate.poll_fds(&mut entries);
+        listener.poll_fds(&mut entries);
         entries.extend(host.streams().map(|(socket, sending)| {
             entry(socket.raw(), libc::POLLIN | if sending { libc::POLLOUT } else { 0 })
         }));
-        let waits = [over, gate.next_deadline(), host.next_deadline().filter(|_| over.is_none())];
+        let waits =
+            [over, listener.next_deadline(), host.next_deadline().filter(|_| over.is_none())];
         // A root that nobody has come to waits for ever.
         let day = now + interrupt.map_or(Duration::from_secs(86_400), |_| GLANCE);
         let until = waits.into_iter().flatten().fold(day, Instant::min);

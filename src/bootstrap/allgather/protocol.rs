@@ -1,10 +1,10 @@
-//! What the root and the other ranks of a meeting have in common: events in, actions out, and the
-//! branches below them.
+//! What the root and the other ranks of a rendezvous have in common: events in, actions out, and
+//! the branches below them.
 //!
 //! ```text
 //! rank                      root                         the rank's parent in the tree
-//!   here(gate) ->
-//!                        <- place(parent's gate)
+//!   here(listener) ->
+//!                        <- place(parent's listener)
 //!   join ->  ..........................................>
 //!                           <......................... adopted
 //!   attached ->                 (the contact ends)
@@ -44,7 +44,7 @@ pub type ConnectionId = u64;
 
 /// What happened.
 pub enum TreeEvent {
-    /// Somebody came through the gate.
+    /// Somebody came through the listener.
     Came {
         link: ConnectionId,
         greeting: Hello,
@@ -136,7 +136,7 @@ pub fn name(party: PeerId) -> String {
     }
 }
 
-/// What the failure of a meeting is to one rank.
+/// What the failure of a rendezvous is to one rank.
 pub fn into_unmet(failure: Failure, me: u32, nranks: usize) -> BootstrapError {
     match failure {
         Failure::Died { rank: super::message::NO_RANK, pid, .. } => {
@@ -153,7 +153,8 @@ pub fn into_unmet(failure: Failure, me: u32, nranks: usize) -> BootstrapError {
                 format!("the process that made the unique id (host {host}, pid {pid}): {what}");
             BootstrapError::there(Error::System { what, errno })
         }
-        // What was damaged on its way says nothing against this rank: another meeting may go well.
+        // What was damaged on its way says nothing against this rank: another rendezvous may go
+        // well.
         Failure::System { errno: libc::EBADMSG, .. } => {
             BootstrapError::there(failure.into_error(me as usize, nranks))
         }

@@ -1,4 +1,5 @@
-//! The root of a meeting: it knows who has come, gives every rank its place, and holds the table.
+//! The root of a rendezvous: it knows who has come, gives every rank its place, and holds the
+//! table.
 
 use super::message::{AllgatherMessage, NO_RANK, PeerId, RankContribution, entries};
 use super::protocol::{
@@ -38,7 +39,7 @@ struct ArrivedRank {
     state: MemberState,
     /// Empty before it has said so.
     host: Box<str>,
-    gate: Vec<SocketAddr>,
+    listener: Vec<SocketAddr>,
     /// How many came before it.
     order: usize,
     payload: Option<Vec<u8>>,
@@ -56,7 +57,7 @@ enum MemberState {
     Attached,
 }
 
-/// A meeting as its root sees it.
+/// A rendezvous as its root sees it.
 pub struct AllgatherRoot {
     me: PeerId,
     nranks: Option<usize>,
@@ -75,7 +76,7 @@ pub struct AllgatherRoot {
     suspects: Vec<(Instant, u32)>,
     /// Why somebody who has come cannot be let in.
     shortage: Option<i32>,
-    /// When the meeting is given up for that.
+    /// When the rendezvous is given up for that.
     starves_at: Option<Instant>,
     table: PeerTable,
     actions: Vec<TreeAction>,
@@ -126,7 +127,7 @@ impl AllgatherRoot {
             took: Duration::ZERO,
             state: MemberState::Attached,
             host: host::name().into(),
-            gate: Vec::new(),
+            listener: Vec::new(),
             order: 0,
             payload: Some(mine.to_vec()),
             done: true,
@@ -208,7 +209,7 @@ impl AllgatherRoot {
         }
     }
 
-    /// Who holds up a meeting that all have come to.
+    /// Who holds up a rendezvous that all have come to.
     fn stuck(&self) -> PeerId {
         // Of the ranks whose contribution is not here, the one that is highest in the tree; of
         // those that have not taken the table, if all have contributed.
@@ -291,7 +292,7 @@ impl AllgatherRoot {
 
     fn came(&mut self, link: ConnectionId, greeting: &Hello, took: Duration, now: Instant) {
         let (rank, note) = (greeting.rank, greeting.note);
-        let who = PeerId { rank, pid: greeting.lane };
+        let who = PeerId { rank, pid: greeting.detail };
         self.links.insert(link, rank);
         if let Some(failure) = self.refusal(who, greeting) {
             return self.fail(failure);
@@ -318,7 +319,7 @@ impl AllgatherRoot {
             took,
             state,
             host: "".into(),
-            gate: Vec::new(),
+            listener: Vec::new(),
             order,
             payload: None,
             done: false,
@@ -399,13 +400,13 @@ impl AllgatherRoot {
     }
 
     /// Tell a rank where it belongs.
-    fn place(&mut self, rank: u32, pid: u32, gate: Vec<SocketAddr>) {
+    fn place(&mut self, rank: u32, pid: u32, listener: Vec<SocketAddr>) {
         let known = self.known.get_mut(&rank).expect("its link is known");
         if known.order == usize::MAX {
             known.order = self.order.len();
             self.order.push(rank);
         }
-        (known.who.pid, known.gate) = (pid, gate);
+        (known.who.pid, known.listener) = (pid, listener);
         let (order, link, who) = (known.order, known.link, known.who);
         if order < ARITY {
             known.state = MemberState::Attached;
@@ -415,7 +416,7 @@ impl AllgatherRoot {
         }
         known.state = MemberState::Sent;
         let above = self.parent(order);
-        let (parent, addresses) = (above.who, above.gate.clone());
+        let (parent, addresses) = (above.who, above.listener.clone());
         self.say(link, AllgatherMessage::Place { root: self.me, parent, addresses });
     }
 

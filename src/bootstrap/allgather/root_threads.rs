@@ -1,7 +1,7 @@
 //! Roots that are no ranks: threads that introduce the ranks of an id to each other.
 //!
 //! One thread listens for all ids that nobody has used. When somebody comes, the id gets a thread
-//! of its own, which ends with the meeting.
+//! of its own, which ends with the rendezvous.
 
 use super::driver::{AllgatherDriver, Role};
 use super::message::{self, PeerId};
@@ -30,14 +30,14 @@ const SHORT_OF_THREADS: Duration = Duration::from_millis(100);
 /// An id that nobody has used, and where its ranks will come.
 struct UnusedId {
     id: UniqueId,
-    gate: AuthListener,
+    listener: AuthListener,
     patience: Duration,
 }
 
 impl UnusedId {
     fn is_called(&self, ready: &HashSet<RawFd>) -> bool {
         let mut entries = Vec::new();
-        self.gate.poll_fds(&mut entries);
+        self.listener.poll_fds(&mut entries);
         entries.iter().any(|entry| ready.contains(&entry.fd))
     }
 }
@@ -56,12 +56,12 @@ static UNUSED: ForkSafeMutex<UnusedIds> =
 
 /// Make a new id whose ranks meet at a thread of this process. Until somebody comes it only holds
 /// sockets; from then on a thread lives until the ranks have met, or for the configured timeout, in
-/// which it tells every further rank why the meeting failed.
+/// which it tells every further rank why the rendezvous failed.
 pub fn start(config: &Config) -> Result<UniqueId> {
     let secret = UniqueId::generate()?;
-    let gate = AuthListener::open(&secret, &NetworkConfig::from(config))?.of_root();
-    let id = secret.moved_to(gate.addresses());
-    let unused = UnusedId { id: id.clone(), gate, patience: config.init_timeout() };
+    let listener = AuthListener::open(&secret, &NetworkConfig::from(config))?.of_root();
+    let id = secret.moved_to(listener.addresses());
+    let unused = UnusedId { id: id.clone(), listener, patience: config.init_timeout() };
     let mut all = UNUSED.lock();
     let born = fork::generation();
     if all.born != born {
@@ -111,7 +111,7 @@ fn listen_for_all(wake: &EventFd) {
                 all.wake = None;
                 return;
             }
-            all.ids.iter().for_each(|unused| unused.gate.poll_fds(&mut entries));
+            all.ids.iter().for_each(|unused| unused.listener.poll_fds(&mut entries));
         }
         if poll(&mut entries, Instant::now() + LONGEST_SLEEP).is_err() {
             std::thread::sleep(SHORT_OF_THREADS);
@@ -142,30 +142,30 @@ fn introduce(unused: UnusedId) {
 }
 
 fn serve(unused: UnusedId) {
-    let UnusedId { id, mut gate, patience } = unused;
+    let UnusedId { id, mut listener, patience } = unused;
     let me = PeerId { rank: message::NO_RANK, pid: std::process::id() };
     let role = Role::Root(AllgatherRoot::apart(me.pid, Instant::now(), patience));
     let Ok(greeting) = greeting(me, 0) else { return };
     let mut host = AllgatherDriver::new(OsNetwork, SharedSecret::new(&id), greeting, role);
     // A thread has no use for what is for a rank.
-    if run(&mut host, &mut gate, 0, &mut Vec::new(), None).is_ok() {
+    if run(&mut host, &mut listener, 0, &mut Vec::new(), None).is_ok() {
         return;
     }
     // Whoever comes late learns why it failed, as long as it would have been waited for.
     let until = Instant::now() + patience;
     while Instant::now() < until {
         let mut entries = Vec::new();
-        for proved in gate.advance() {
+        for proved in listener.advance() {
             if proved.greeting.purpose == Purpose::Meet {
                 host.admit(proved, Instant::now());
             }
         }
         host.advance(Instant::now());
-        gate.poll_fds(&mut entries);
+        listener.poll_fds(&mut entries);
         entries.extend(host.streams().map(|(socket, sending)| {
             entry(socket.raw(), libc::POLLIN | if sending { libc::POLLOUT } else { 0 })
         }));
-        let next = gate.next_deadline().map_or(until, |at| at.min(until));
+        let next = listener.next_deadline().map_or(until, |at| at.min(until));
         if poll(&mut entries, next).is_err() {
             return;
         }

@@ -27,25 +27,25 @@ struct ProvenCoordinator {
 }
 
 impl ProvenCoordinator {
-    fn died(&self, meeting: &LocalRendezvous) -> BootstrapError {
+    fn died(&self, rendezvous: &LocalRendezvous) -> BootstrapError {
         let failure = Failure::died_here(self.rank, self.pid);
-        failure.into_unmet(meeting.rank, meeting.nranks)
+        failure.into_unmet(rendezvous.rank, rendezvous.nranks)
     }
 
-    fn stuck(&self, meeting: &LocalRendezvous) -> BootstrapError {
-        let waited_ms = meeting.waited_ms();
+    fn stuck(&self, rendezvous: &LocalRendezvous) -> BootstrapError {
+        let waited_ms = rendezvous.waited_ms();
         let failure = Failure::stuck_here(self.rank, self.pid, waited_ms);
-        failure.into_unmet(meeting.rank, meeting.nranks)
+        failure.into_unmet(rendezvous.rank, rendezvous.nranks)
     }
 }
 
 /// One connection to whoever listens under the name.
 pub(super) fn join(
-    meeting: &LocalRendezvous,
+    rendezvous: &LocalRendezvous,
     socket: UnixSocket,
     mine: &Contribution,
 ) -> Result<JoinOutcome, BootstrapError> {
-    let Some((coordinator, proof)) = authenticate(meeting, &socket)? else {
+    let Some((coordinator, proof)) = authenticate(rendezvous, &socket)? else {
         return Ok(JoinOutcome::Retry);
     };
     let offer = FrameHeader {
@@ -53,16 +53,16 @@ pub(super) fn join(
         fds: mine.fds.len() as u16,
         bytes: 0,
         process: mine.process,
-        rank: meeting.rank as u32,
+        rank: rendezvous.rank as u32,
         pid: 0,
     };
     // If the coordinator is gone the receiving side says so, or delivers its last words.
-    let _ = send(meeting, &socket, &proof, &[]);
-    let _ = send(meeting, &socket, &wire::frame(offer, &mine.payload), &mine.fds);
-    let result = receive(meeting, &socket, &coordinator, mine.process);
+    let _ = send(rendezvous, &socket, &proof, &[]);
+    let _ = send(rendezvous, &socket, &wire::frame(offer, &mine.payload), &mine.fds);
+    let result = receive(rendezvous, &socket, &coordinator, mine.process);
     if let Err(BootstrapError { error: Error::System { what, errno }, .. }) = &result {
-        let failure = Failure::system_here(meeting.rank as u32, *errno, what.as_str());
-        let _ = send(meeting, &socket, &wire::failure_frame(&failure), &[]);
+        let failure = Failure::system_here(rendezvous.rank as u32, *errno, what.as_str());
+        let _ = send(rendezvous, &socket, &wire::failure_frame(&failure), &[]);
     }
     result
 }
@@ -70,22 +70,22 @@ pub(super) fn join(
 /// Greet, check the coordinator's proof, and make our own. `None`: whoever listens is not it, or it
 /// hung up before it had proved anything.
 fn authenticate(
-    meeting: &LocalRendezvous,
+    rendezvous: &LocalRendezvous,
     socket: &UnixSocket,
 ) -> Result<Option<(ProvenCoordinator, [u8; 32])>, BootstrapError> {
     let Ok(peer) = socket.peer() else { return Ok(None) };
     if !peer.is_ours() {
         return Ok(None);
     }
-    let remaining = meeting.deadline.saturating_duration_since(Instant::now());
+    let remaining = rendezvous.deadline.saturating_duration_since(Instant::now());
     let hello = LocalHello {
-        rank: meeting.rank as u32,
-        nranks: meeting.nranks as u32,
+        rank: rendezvous.rank as u32,
+        nranks: rendezvous.nranks as u32,
         remaining_ms: remaining.as_millis().min(u32::MAX.into()) as u32,
         nonce: nonce()?,
     };
     let hello = hello.encode();
-    if send(meeting, socket, &hello, &[]).is_err() {
+    if send(rendezvous, socket, &hello, &[]).is_err() {
         return Ok(None);
     }
     let mut bytes = [0; CHALLENGE];
@@ -95,26 +95,26 @@ fn authenticate(
             Ok(0) => return Ok(None),
             Ok(got) => have += got,
             Err(error) if is_not_yet(&error) => {
-                if Instant::now() >= meeting.deadline {
+                if Instant::now() >= rendezvous.deadline {
                     return Ok(None);
                 }
-                socket::wait(socket, libc::POLLIN, meeting.pause(meeting.deadline)?)?;
+                socket::wait(socket, libc::POLLIN, rendezvous.pause(rendezvous.deadline)?)?;
             }
             Err(_) => return Ok(None),
         }
     }
     let Ok(challenge) = Challenge::decode(&bytes) else { return Ok(None) };
     let head = challenge.head();
-    if !meeting.proves(COORDINATOR, &hello, &head, &challenge.tag) {
+    if !rendezvous.proves(COORDINATOR, &hello, &head, &challenge.tag) {
         return Ok(None);
     }
     let coordinator = ProvenCoordinator { rank: challenge.rank, pid: peer.pid };
-    Ok(Some((coordinator, meeting.tag(MEMBER, &hello, &head))))
+    Ok(Some((coordinator, rendezvous.tag(MEMBER, &hello, &head))))
 }
 
 /// Send all of `bytes`; an error means that the other end is gone or the deadline has passed.
 fn send(
-    meeting: &LocalRendezvous,
+    rendezvous: &LocalRendezvous,
     socket: &UnixSocket,
     bytes: &[u8],
     fds: &[OwnedFd],
@@ -126,11 +126,11 @@ fn send(
                 sent += count;
                 fds = &[];
             }
-            Err(_) if Instant::now() >= meeting.deadline => {
+            Err(_) if Instant::now() >= rendezvous.deadline => {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             Err(error) if is_not_yet(&error) => {
-                let _ = socket::wait(socket, libc::POLLOUT, meeting.deadline);
+                let _ = socket::wait(socket, libc::POLLOUT, rendezvous.deadline);
             }
             // Too many descriptors of this user are under way: they arrive, and then ours can go.
             Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => {
@@ -144,52 +144,52 @@ fn send(
 
 /// Collect every rank's contribution, confirm, and wait for the others to confirm.
 fn receive(
-    meeting: &LocalRendezvous,
+    rendezvous: &LocalRendezvous,
     socket: &UnixSocket,
     coordinator: &ProvenCoordinator,
     process_of_mine: u64,
 ) -> Result<JoinOutcome, BootstrapError> {
-    let until = meeting.deadline + GRACE;
+    let until = rendezvous.deadline + GRACE;
     let mut inbox = FrameReader::new();
     let (mut members, mut counts) = (Vec::<Member>::new(), Vec::<usize>::new());
     loop {
         let Arrived { header, body, fds } = match inbox.advance(socket) {
             Ok(Some(arrived)) => arrived,
-            Ok(None) if Instant::now() >= until => return Err(coordinator.stuck(meeting)),
+            Ok(None) if Instant::now() >= until => return Err(coordinator.stuck(rendezvous)),
             Ok(None) => {
                 // Once this rank has confirmed, the others may go on with it: there is no way back.
-                let confirmed = members.len() == meeting.nranks;
-                let pause = if confirmed { until } else { meeting.pause(until)? };
+                let confirmed = members.len() == rendezvous.nranks;
+                let pause = if confirmed { until } else { rendezvous.pause(until)? };
                 socket::wait(socket, libc::POLLIN, pause)?;
                 continue;
             }
             Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
                 return Err(Error::os("receiving the other ranks' descriptors", error).into());
             }
-            Err(_) => return Err(coordinator.died(meeting)),
+            Err(_) => return Err(coordinator.died(rendezvous)),
         };
         match header.kind {
             FrameKind::Member if header.rank as usize == members.len() => {
-                if members.len() >= meeting.nranks {
+                if members.len() >= rendezvous.nranks {
                     return Err(confused(coordinator).into());
                 }
                 let FrameHeader { pid, process, .. } = header;
                 members.push(Member { payload: body, pid, process, fds });
                 counts.push(header.fds.into());
-                if members.len() == meeting.nranks {
-                    if !is_plausible(meeting, coordinator, process_of_mine, &members, &counts) {
+                if members.len() == rendezvous.nranks {
+                    if !is_plausible(rendezvous, coordinator, process_of_mine, &members, &counts) {
                         return Err(confused(coordinator).into());
                     }
                     let done = FrameHeader::bare(FrameKind::Done).encode();
-                    let _ = send(meeting, socket, &done, &[]);
+                    let _ = send(rendezvous, socket, &done, &[]);
                 }
             }
             FrameKind::Failure => {
                 let failure = Failure::decode(&body).map_err(|_| confused(coordinator))?;
-                return Err(failure.into_unmet(meeting.rank, meeting.nranks));
+                return Err(failure.into_unmet(rendezvous.rank, rendezvous.nranks));
             }
             FrameKind::Retry => return Ok(JoinOutcome::Retry),
-            FrameKind::Go if members.len() == meeting.nranks => {
+            FrameKind::Go if members.len() == rendezvous.nranks => {
                 return Ok(JoinOutcome::Received(members));
             }
             _ => return Err(confused(coordinator).into()),
@@ -200,13 +200,13 @@ fn receive(
 /// Whether descriptors came with the members of other processes, and with no others; and whether
 /// the coordinator is in this process if it says so.
 fn is_plausible(
-    meeting: &LocalRendezvous,
+    rendezvous: &LocalRendezvous,
     coordinator: &ProvenCoordinator,
     process: u64,
     members: &[Member],
     counts: &[usize],
 ) -> bool {
-    let mine = &members[meeting.rank];
+    let mine = &members[rendezvous.rank];
     let is_elsewhere = coordinator.pid != std::process::id();
     let mut peers = members.iter().zip(counts).enumerate();
     mine.process == process

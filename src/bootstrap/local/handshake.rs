@@ -50,7 +50,7 @@ impl LocalHandshake {
     }
 
     /// Read what has come and answer it.
-    pub fn advance(&mut self, meeting: &LocalRendezvous) -> HandshakeProgress {
+    pub fn advance(&mut self, rendezvous: &LocalRendezvous) -> HandshakeProgress {
         loop {
             let need = if self.challenged.is_some() { PROOF } else { HELLO };
             match self.socket.receive(&mut self.bytes[self.have..need], None) {
@@ -64,13 +64,13 @@ impl LocalHandshake {
             }
             self.have = 0;
             let Some(challenged) = &self.challenged else {
-                if !self.challenge(meeting) {
+                if !self.challenge(rendezvous) {
                     return HandshakeProgress::Refused;
                 }
                 continue;
             };
             let tag = self.bytes[..PROOF].try_into().expect("a proof's length");
-            if !meeting.proves(MEMBER, &challenged.said, &challenged.answered, tag) {
+            if !rendezvous.proves(MEMBER, &challenged.said, &challenged.answered, tag) {
                 return HandshakeProgress::Refused;
             }
             return HandshakeProgress::Proved(challenged.hello.clone());
@@ -78,14 +78,14 @@ impl LocalHandshake {
     }
 
     /// Answer the hello with a challenge; false if it was none.
-    fn challenge(&mut self, meeting: &LocalRendezvous) -> bool {
+    fn challenge(&mut self, rendezvous: &LocalRendezvous) -> bool {
         let (Ok(hello), Ok(nonce)) = (LocalHello::decode(&self.bytes), nonce()) else {
             return false;
         };
-        let (rank, nranks) = (meeting.rank as u32, meeting.nranks as u32);
+        let (rank, nranks) = (rendezvous.rank as u32, rendezvous.nranks as u32);
         let mut challenge = Challenge { rank, nranks, nonce, tag: [0; 32] };
         let (said, answered) = (self.bytes, challenge.head());
-        challenge.tag = meeting.tag(COORDINATOR, &said, &answered);
+        challenge.tag = rendezvous.tag(COORDINATOR, &said, &answered);
         let bytes = challenge.encode();
         self.challenged = Some(Challenged { hello, said, answered });
         // The first bytes on this connection: they fit, or the other end is gone.
@@ -103,7 +103,7 @@ pub(in crate::bootstrap) mod tests {
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
-    pub fn meeting(id: &UniqueId) -> LocalRendezvous<'_> {
+    pub fn rendezvous(id: &UniqueId) -> LocalRendezvous<'_> {
         let now = Instant::now();
         let deadline = now + Duration::from_secs(5);
         LocalRendezvous {
@@ -112,7 +112,7 @@ pub(in crate::bootstrap) mod tests {
             nranks: 3,
             started: now,
             deadline,
-            doubts: LivenessProbe::default(),
+            liveness_probe: LivenessProbe::default(),
         }
     }
 
@@ -142,61 +142,61 @@ pub(in crate::bootstrap) mod tests {
 
     /// Greet, have `tamper` change the proof, and see what comes of it.
     fn handshake(
-        meeting: &LocalRendezvous,
+        rendezvous: &LocalRendezvous,
         said: &[u8; HELLO],
         proof_of: &[u8; HELLO],
         tamper: impl FnOnce(&mut [u8; PROOF]),
     ) -> HandshakeProgress {
         let (mut stream, mut candidate) = connection();
         stream.write_all(said).unwrap();
-        assert!(matches!(candidate.advance(meeting), HandshakeProgress::Waiting));
+        assert!(matches!(candidate.advance(rendezvous), HandshakeProgress::Waiting));
         let mut bytes = [0; CHALLENGE];
         stream.read_exact(&mut bytes).unwrap();
         let challenge = Challenge::decode(&bytes).unwrap();
-        assert!(meeting.proves(COORDINATOR, said, &challenge.head(), &challenge.tag));
-        let mut proof = meeting.tag(MEMBER, proof_of, &challenge.head());
+        assert!(rendezvous.proves(COORDINATOR, said, &challenge.head(), &challenge.tag));
+        let mut proof = rendezvous.tag(MEMBER, proof_of, &challenge.head());
         tamper(&mut proof);
         stream.write_all(&proof).unwrap();
-        candidate.advance(meeting)
+        candidate.advance(rendezvous)
     }
 
     #[test]
     fn only_the_secret_proves() {
         let (id, other) = (UniqueId::generate().unwrap(), UniqueId::generate().unwrap());
-        let (meeting, stranger) = (meeting(&id), self::meeting(&other));
+        let (rendezvous, stranger) = (rendezvous(&id), self::rendezvous(&other));
         let said = hello(1);
-        let HandshakeProgress::Proved(known) = handshake(&meeting, &said, &said, |_| {}) else {
+        let HandshakeProgress::Proved(known) = handshake(&rendezvous, &said, &said, |_| {}) else {
             panic!()
         };
         assert_eq!((known.rank, known.nranks), (1, 3));
         let forged = |proof: &mut [u8; PROOF]| *proof = stranger.tag(MEMBER, &said, &[0; 52]);
-        assert!(matches!(handshake(&meeting, &said, &said, forged), HandshakeProgress::Refused));
+        assert!(matches!(handshake(&rendezvous, &said, &said, forged), HandshakeProgress::Refused));
     }
 
     #[test]
     fn a_replayed_or_reflected_proof_is_refused() {
         let id = UniqueId::generate().unwrap();
-        let meeting = meeting(&id);
+        let rendezvous = rendezvous(&id);
         let said = hello(1);
         let mut recorded = [0; PROOF];
-        handshake(&meeting, &said, &said, |proof| recorded = *proof);
+        handshake(&rendezvous, &said, &said, |proof| recorded = *proof);
         let replay = |proof: &mut [u8; PROOF]| *proof = recorded;
-        assert!(matches!(handshake(&meeting, &said, &said, replay), HandshakeProgress::Refused));
+        assert!(matches!(handshake(&rendezvous, &said, &said, replay), HandshakeProgress::Refused));
         // The coordinator's own tag, sent back to it.
         let (mut stream, mut candidate) = connection();
         stream.write_all(&said).unwrap();
-        candidate.advance(&meeting);
+        candidate.advance(&rendezvous);
         let mut bytes = [0; CHALLENGE];
         stream.read_exact(&mut bytes).unwrap();
         stream.write_all(&bytes[CHALLENGE_HEAD..]).unwrap();
-        assert!(matches!(candidate.advance(&meeting), HandshakeProgress::Refused));
+        assert!(matches!(candidate.advance(&rendezvous), HandshakeProgress::Refused));
     }
 
     proptest! {
         #[test]
         fn a_flipped_byte_is_refused(at in 0usize..HELLO + PROOF, flip in 1u8..) {
             let id = UniqueId::generate().unwrap();
-            let meeting = meeting(&id);
+            let rendezvous = rendezvous(&id);
             let said = hello(1);
             // What the rank meant, and what arrived.
             let mut arrived = said;
@@ -209,12 +209,12 @@ pub(in crate::bootstrap) mod tests {
                         proof[at - HELLO] ^= flip;
                     }
                 };
-                let progress = handshake(&meeting, &arrived, &said, tamper);
+                let progress = handshake(&rendezvous, &arrived, &said, tamper);
                 prop_assert!(matches!(progress, HandshakeProgress::Refused));
             } else {
                 let (mut stream, mut candidate) = connection();
                 stream.write_all(&arrived).unwrap();
-                prop_assert!(matches!(candidate.advance(&meeting), HandshakeProgress::Refused));
+                prop_assert!(matches!(candidate.advance(&rendezvous), HandshakeProgress::Refused));
             }
         }
 
@@ -224,7 +224,8 @@ pub(in crate::bootstrap) mod tests {
             let (mut stream, mut candidate) = connection();
             stream.write_all(&bytes).unwrap();
             drop(stream);
-            prop_assert!(!matches!(candidate.advance(&meeting(&id)), HandshakeProgress::Proved(_)));
+            let progress = candidate.advance(&rendezvous(&id));
+            prop_assert!(!matches!(progress, HandshakeProgress::Proved(_)));
         }
     }
 }

@@ -101,7 +101,7 @@ pub(super) struct LocalRendezvous<'a> {
     pub started: Instant,
     pub deadline: Instant,
     /// Says that the rendezvous has no point any more; asked now and then.
-    pub doubts: LivenessProbe<'a>,
+    pub liveness_probe: LivenessProbe<'a>,
 }
 
 /// A rank that will never come, and its process where that was here.
@@ -111,7 +111,7 @@ pub type VanishedPeer = (usize, Option<u32>);
 #[derive(Clone, Copy, Default)]
 pub struct LivenessProbe<'a> {
     /// Whether the rendezvous has no point any more.
-    pub is_called_off: Option<&'a dyn Fn() -> bool>,
+    pub cancelled: Option<&'a dyn Fn() -> bool>,
     /// Asked by who waits for ranks to come: the coordinator tells the others, whose own word would
     /// look like their death.
     pub absent: Option<&'a dyn Fn() -> Vec<VanishedPeer>>,
@@ -128,10 +128,10 @@ impl LocalRendezvous<'_> {
 
     /// How long to sleep at most where one could sleep until `until`.
     pub fn glance(&self, until: Instant) -> Result<Instant, Failure> {
-        if self.doubts.is_called_off.is_some_and(|is_called_off| is_called_off()) {
+        if self.liveness_probe.cancelled.is_some_and(|cancelled| cancelled()) {
             return Err(Failure::called_off_here(self.rank as u32));
         }
-        let asks = self.doubts.is_called_off.is_some();
+        let asks = self.liveness_probe.cancelled.is_some();
         Ok(if asks { until.min(Instant::now() + GLANCE) } else { until })
     }
 
@@ -143,7 +143,7 @@ impl LocalRendezvous<'_> {
     /// As [`LocalRendezvous::glance`], for the coordinator while it waits for ranks to come.
     pub fn look_around(&self, until: Instant) -> Result<Instant, Failure> {
         let until = self.glance(until)?;
-        let Some(absent) = self.doubts.absent else { return Ok(until) };
+        let Some(absent) = self.liveness_probe.absent else { return Ok(until) };
         match absent()[..] {
             [] => Ok(until.min(Instant::now() + GLANCE)),
             [(rank, Some(pid))] => Err(Failure::died_here(rank as u32, pid)),
@@ -189,18 +189,18 @@ pub fn exchange(
     Ok(exchange_unless(id, rank, nranks, mine, deadline, LivenessProbe::default())?)
 }
 
-/// As [`exchange`], ended soon with an error where `doubts` say so.
+/// As [`exchange`], ended soon with an error where `liveness_probe` say so.
 pub fn exchange_unless(
     id: &UniqueId,
     rank: usize,
     nranks: usize,
     mine: Contribution,
     deadline: Instant,
-    doubts: LivenessProbe,
+    liveness_probe: LivenessProbe,
 ) -> Result<Vec<Member>, BootstrapError> {
     check(rank, nranks, &mine)?;
     let started = Instant::now();
-    let meeting = LocalRendezvous { id, rank, nranks, started, deadline, doubts };
+    let rendezvous = LocalRendezvous { id, rank, nranks, started, deadline, liveness_probe };
     if nranks == 1 {
         return Ok(vec![own(mine)]);
     }
@@ -213,7 +213,7 @@ pub fn exchange_unless(
                     (name, is_private) = (private_name(&name, holder)?, true);
                     continue;
                 }
-                _ => match join(&meeting, socket, &mine)? {
+                _ => match join(&rendezvous, socket, &mine)? {
                     JoinOutcome::Received(mut members) => {
                         members[rank].fds = mine.fds;
                         return Ok(members);
@@ -223,18 +223,18 @@ pub fn exchange_unless(
             },
             Connected::Nobody => {
                 if let Some(listener) = socket::listen(&name)? {
-                    return LocalRoot::new(meeting, listener, own(mine)).run();
+                    return LocalRoot::new(rendezvous, listener, own(mine)).run();
                 }
             }
             Connected::Busy => {}
         }
         if Instant::now() >= deadline {
             let missing = (0..nranks as u32).filter(|peer| *peer != rank as u32).collect();
-            let waited_ms = meeting.waited_ms();
+            let waited_ms = rendezvous.waited_ms();
             let failure = Failure::Missing { waited_ms, missing, unlisted: 0 };
             return Err(failure.into_unmet(rank, nranks));
         }
-        meeting.pause(deadline)?;
+        rendezvous.pause(deadline)?;
         // Long enough for whoever just bound the name to listen, short beside a process's start.
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -45,7 +45,7 @@ impl ProvenMember {
 }
 
 pub(super) struct LocalRoot<'a> {
-    meeting: LocalRendezvous<'a>,
+    rendezvous: LocalRendezvous<'a>,
     listener: Option<UnixSocket>,
     admission: Admission<LocalHandshake>,
     seats: Vec<ProvenMember>,
@@ -56,18 +56,22 @@ pub(super) struct LocalRoot<'a> {
 }
 
 impl<'a> LocalRoot<'a> {
-    pub fn new(meeting: LocalRendezvous<'a>, listener: UnixSocket, mine: Member) -> LocalRoot<'a> {
+    pub fn new(
+        rendezvous: LocalRendezvous<'a>,
+        listener: UnixSocket,
+        mine: Member,
+    ) -> LocalRoot<'a> {
         let mut gathered: Vec<Option<Member>> = Vec::new();
-        gathered.resize_with(meeting.nranks, || None);
-        gathered[meeting.rank] = Some(mine);
-        let deadline = meeting.deadline;
+        gathered.resize_with(rendezvous.nranks, || None);
+        gathered[rendezvous.rank] = Some(mine);
+        let deadline = rendezvous.deadline;
         let (admission, seats) = (Admission::default(), Vec::new());
-        LocalRoot { meeting, listener: Some(listener), admission, seats, gathered, deadline }
+        LocalRoot { rendezvous, listener: Some(listener), admission, seats, gathered, deadline }
     }
 
     /// Meet everybody.
     pub fn run(mut self) -> Result<Vec<Member>, BootstrapError> {
-        let (rank, nranks) = (self.meeting.rank, self.meeting.nranks);
+        let (rank, nranks) = (self.rendezvous.rank, self.rendezvous.nranks);
         if let Err(failure) = self.gather() {
             self.announce(&failure, None);
             return Err(failure.into_unmet(rank, nranks));
@@ -91,15 +95,16 @@ impl<'a> LocalRoot<'a> {
 
     fn system(&self, what: &str, error: &io::Error) -> Failure {
         let errno = error.raw_os_error().unwrap_or(0);
-        Failure::system_here(self.meeting.rank as u32, errno, what)
+        Failure::system_here(self.rendezvous.rank as u32, errno, what)
     }
 
     /// Wait until something can be done: at most to the deadline.
     fn poll(&self, entries: &mut [libc::pollfd], until: Instant) -> StepResult {
         let until = until.min(self.deadline);
         let is_waiting = self.listener.is_some();
-        let meeting = &self.meeting;
-        let until = if is_waiting { meeting.look_around(until)? } else { meeting.glance(until)? };
+        let rendezvous = &self.rendezvous;
+        let until =
+            if is_waiting { rendezvous.look_around(until)? } else { rendezvous.glance(until)? };
         let slept = poll(entries, until).map(|_| ());
         slept.map_err(|error| self.system("waiting at the rendezvous", &error))
     }
@@ -137,7 +142,7 @@ impl<'a> LocalRoot<'a> {
     /// Why not everybody is here.
     fn missing(&self) -> Failure {
         if let Some(errno) = self.admission.shortage() {
-            let rank = self.meeting.rank;
+            let rank = self.rendezvous.rank;
             let what = out_of_sockets(&format!("rank {rank}"), errno);
             return Failure::system_here(rank as u32, errno, what);
         }
@@ -146,7 +151,7 @@ impl<'a> LocalRoot<'a> {
             Some(_) => None,
         };
         let missing = self.gathered.iter().enumerate().filter_map(absent).collect();
-        Failure::Missing { waited_ms: self.meeting.waited_ms(), missing, unlisted: 0 }
+        Failure::Missing { waited_ms: self.rendezvous.waited_ms(), missing, unlisted: 0 }
     }
 
     /// Let one connection in.
@@ -176,7 +181,7 @@ impl<'a> LocalRoot<'a> {
         for (index, mut candidate) in candidates.into_iter().enumerate() {
             let expired = candidate.since.elapsed() >= PROOF_TIME;
             let progress = if ready[index] {
-                candidate.advance(&self.meeting)
+                candidate.advance(&self.rendezvous)
             } else {
                 HandshakeProgress::Waiting
             };
@@ -194,7 +199,7 @@ impl<'a> LocalRoot<'a> {
 
     /// Give a proven rank its seat, if it is one that is missing.
     fn seat(&mut self, candidate: LocalHandshake, hello: &LocalHello) -> StepResult {
-        let (rank, nranks) = (hello.rank as usize, self.meeting.nranks);
+        let (rank, nranks) = (hello.rank as usize, self.rendezvous.nranks);
         let pid = candidate.peer.pid;
         let before = self.holder(hello.rank);
         let LocalHandshake { socket, peer, .. } = candidate;
@@ -212,7 +217,7 @@ impl<'a> LocalRoot<'a> {
                 "rank {rank} (pid {pid}) was started with {} ranks, but rank {} (pid {}) with \
                  {nranks}; every rank must give the same number",
                 hello.nranks,
-                self.meeting.rank,
+                self.rendezvous.rank,
                 std::process::id()
             )
         } else if rank >= nranks {
@@ -232,7 +237,7 @@ impl<'a> LocalRoot<'a> {
 
     /// The process that already has a rank.
     fn holder(&self, rank: u32) -> Option<u32> {
-        if rank as usize == self.meeting.rank {
+        if rank as usize == self.rendezvous.rank {
             return Some(std::process::id());
         }
         self.seats.iter().find(|seat| seat.rank == rank).map(|seat| seat.peer.pid)
@@ -273,7 +278,7 @@ impl<'a> LocalRoot<'a> {
     /// Nobody else is expected: whoever still tries is told so.
     fn close_door(&mut self) {
         self.listener = None;
-        let text = format!("all {} ranks had come already", self.meeting.nranks);
+        let text = format!("all {} ranks had come already", self.rendezvous.nranks);
         let frame = wire::failure_frame(&Failure::Usage { text });
         self.admission.waiting.drain(..).for_each(|candidate| dismiss(candidate, &frame));
     }
@@ -284,7 +289,7 @@ impl<'a> LocalRoot<'a> {
         while let Some(slow) = self.seats.iter().find(|seat| !seat.done) {
             if Instant::now() >= self.deadline {
                 let (rank, pid) = (slow.rank, slow.peer.pid);
-                return Err(Failure::stuck_here(rank, pid, self.meeting.waited_ms()));
+                return Err(Failure::stuck_here(rank, pid, self.rendezvous.waited_ms()));
             }
             let throttled = self.push_all(Some(bulletin));
             let mut entries = self.entries(throttled);

@@ -354,7 +354,9 @@ impl Failure {
                 Error::Missing { nranks, missing, unlisted, waited_ms }
             }
             Failure::Died { rank, .. } if rank as usize == me => Error::System {
-                what: format!("the meeting's root lost its connection with rank {me}, which lives"),
+                what: format!(
+                    "the rendezvous's root lost its connection with rank {me}, which lives"
+                ),
                 errno: libc::ECONNRESET,
             },
             Failure::Died { rank, pid, host } => {

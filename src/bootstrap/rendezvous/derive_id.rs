@@ -47,7 +47,7 @@ pub struct JoinTicket {
 }
 
 impl JoinTicket {
-    /// The ranks have met: the place is free for their next meeting.
+    /// The ranks have met: the place is free for their next rendezvous.
     pub fn met(self) {
         *TURNS.lock().entry(self.turn).or_default() += 1;
     }
@@ -56,7 +56,7 @@ impl JoinTicket {
 /// A place, a job and a rank, which is a thread of this process or all of it.
 type JoinKey = (String, String, usize);
 
-/// Meetings so far.
+/// Rendezvous so far.
 static TURNS: ForkSafeMutex<BTreeMap<JoinKey, u64>> = ForkSafeMutex::new(BTreeMap::new());
 
 /// Where the ranks meet, as far as it is the same for all of them.
@@ -101,25 +101,25 @@ pub fn join(
     let secret = found.secret.key()?;
     let target = match place {
         RendezvousPlace::File(path) => {
-            let meeting = FileRendezvous::new(&job, found.nranks, turn);
+            let rendezvous = FileRendezvous::new(&job, found.nranks, turn);
             if found.rank == 0 {
                 let id = network.new_id()?;
-                let published = file::publish(path, &meeting, &id)?;
+                let published = file::publish(path, &rendezvous, &id)?;
                 return Ok(ticket(id, Some(published)));
             }
             let answers = |id: &UniqueId| network.answers(id);
-            let id = file::await_id(path, &meeting, &answers, deadline)?;
+            let id = file::await_id(path, &rendezvous, &answers, deadline)?;
             return Ok(ticket(id, None));
         }
         RendezvousPlace::Machine => Target { place: place.to_string(), addresses: Vec::new() },
         RendezvousPlace::Address { host, port } => {
             let port = port_of_turn(*port, turn)?;
-            let meeting = match (secret.is_some(), network.hosts_are_named()) {
+            let rendezvous = match (secret.is_some(), network.hosts_are_named()) {
                 (false, _) => Meets::Here,
                 (true, false) => Meets::HereOnLoopback,
                 (true, true) => Meets::Anywhere,
             };
-            address(host, port, meeting, deadline)?
+            address(host, port, rendezvous, deadline)?
         }
     };
     let secret = match secret {
@@ -378,9 +378,9 @@ mod tests {
         zero.met();
         assert!(!path.exists());
         let second = invited(&url, 0, None).unwrap();
-        // Rank 1 has not met yet, by its own count: the second meeting is not its first.
+        // Rank 1 has not met yet, by its own count: the second rendezvous is not its first.
         let text = invited(&url, 1, None).unwrap_err().to_string();
-        assert!(text.contains("meeting 1; this is for"), "{text}");
+        assert!(text.contains("rendezvous 1; this is for"), "{text}");
         drop(second);
         assert!(!path.exists());
     }

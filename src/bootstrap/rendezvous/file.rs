@@ -1,4 +1,4 @@
-//! Meeting through a file: rank 0 leaves the id there, the others wait for it.
+//! Rendezvous through a file: rank 0 leaves the id there, the others wait for it.
 //!
 //! The file appears whole or not at all (written aside, then renamed), only its user can read it,
 //! and it goes when the ranks have met. One that a crashed job left behind must send nobody
@@ -24,7 +24,7 @@ const MOST: u64 = 16 << 10;
 /// of a file server.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 
-/// Which meeting a file is for: all of it must be the same on every rank.
+/// Which rendezvous a file is for: all of it must be the same on every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FileRendezvous {
     /// In one line, as a file has it.
@@ -48,7 +48,7 @@ fn plain(text: &str) -> String {
 /// What a file says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Note {
-    meeting: FileRendezvous,
+    rendezvous: FileRendezvous,
     writer: Writer,
     id: UniqueId,
 }
@@ -85,14 +85,14 @@ impl Writer {
 
 impl Note {
     fn write(&self) -> String {
-        let Note { meeting, writer, id } = self;
+        let Note { rendezvous, writer, id } = self;
         let hex: String = id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         format!(
             "{TITLE}\njob={}\nnranks={}\nturn={}\nhost={}\nboot={}\nnamespace={}\npid={}\n\
              started={}\nid={hex}\n",
-            meeting.job,
-            meeting.nranks,
-            meeting.turn,
+            rendezvous.job,
+            rendezvous.nranks,
+            rendezvous.turn,
             plain(&writer.host),
             writer.boot,
             writer.namespace,
@@ -106,7 +106,7 @@ impl Note {
         let mut lines = text.strip_suffix('\n')?.split('\n');
         (lines.next()? == TITLE).then_some(())?;
         let mut field = |name: &str| lines.next()?.strip_prefix(name)?.strip_prefix('=');
-        let meeting = FileRendezvous {
+        let rendezvous = FileRendezvous {
             job: field("job")?.to_string(),
             nranks: field("nranks")?.parse().ok()?,
             turn: field("turn")?.parse().ok()?,
@@ -124,7 +124,7 @@ impl Note {
             *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
         }
         let id = UniqueId::from_bytes(&bytes).ok()?;
-        Some(Note { meeting, writer, id })
+        Some(Note { rendezvous, writer, id })
     }
 }
 
@@ -164,8 +164,12 @@ fn failed(path: &Path, what: &str, error: &std::io::Error) -> Error {
 }
 
 /// Leave `id` at `path`, in the place of whatever is there.
-pub(super) fn publish(path: &Path, meeting: &FileRendezvous, id: &UniqueId) -> Result<Published> {
-    let note = Note { meeting: meeting.clone(), writer: Writer::this()?, id: id.clone() };
+pub(super) fn publish(
+    path: &Path,
+    rendezvous: &FileRendezvous,
+    id: &UniqueId,
+) -> Result<Published> {
+    let note = Note { rendezvous: rendezvous.clone(), writer: Writer::this()?, id: id.clone() };
     let text = note.write();
     let mut draw = [0; 8];
     process::random(&mut draw)?;
@@ -197,25 +201,25 @@ enum Look {
     NotYet(String),
 }
 
-/// Wait until rank 0 has left the id of this meeting at `path`. `answers` asks the writer of an id,
-/// on whichever host it is.
+/// Wait until rank 0 has left the id of this rendezvous at `path`. `answers` asks the writer of an
+/// id, on whichever host it is.
 pub(super) fn await_id(
     path: &Path,
-    meeting: &FileRendezvous,
+    rendezvous: &FileRendezvous,
     answers: &dyn Fn(&UniqueId) -> Result<bool>,
     deadline: Instant,
 ) -> Result<UniqueId> {
     let started = Instant::now();
     let mut pause = PAUSES.0;
     loop {
-        let why = match look(path, meeting, answers)? {
+        let why = match look(path, rendezvous, answers)? {
             Look::Id(id) => return Ok(id),
             Look::NotYet(why) => why,
         };
         if Instant::now() >= deadline {
             return Err(Error::NotMet {
                 place: format!("the rendezvous file {}", path.display()),
-                why: format!("missing of {} ranks: [0]; {why}", meeting.nranks),
+                why: format!("missing of {} ranks: [0]; {why}", rendezvous.nranks),
                 waited_ms: started.elapsed().as_millis() as u64,
             });
         }
@@ -226,7 +230,7 @@ pub(super) fn await_id(
 
 fn look(
     path: &Path,
-    meeting: &FileRendezvous,
+    rendezvous: &FileRendezvous,
     answers: &dyn Fn(&UniqueId) -> Result<bool>,
 ) -> Result<Look> {
     let not_yet = |why: String| Ok(Look::NotYet(why));
@@ -257,12 +261,17 @@ fn look(
     let Some(note) = read.ok().and_then(|_| Note::read(&text)) else {
         return not_yet("what is there is no rendezvous of this version".into());
     };
-    let theirs = &note.meeting;
-    if theirs != meeting {
+    let theirs = &note.rendezvous;
+    if theirs != rendezvous {
         return not_yet(format!(
-            "what is there is for {} ranks of job {:?}, meeting {}; this is for {} of {:?}, \
-             meeting {}",
-            theirs.nranks, theirs.job, theirs.turn, meeting.nranks, meeting.job, meeting.turn
+            "what is there is for {} ranks of job {:?}, rendezvous {}; this is for {} of {:?}, \
+             rendezvous {}",
+            theirs.nranks,
+            theirs.job,
+            theirs.turn,
+            rendezvous.nranks,
+            rendezvous.job,
+            rendezvous.turn
         ));
     }
     let Writer { host, pid, .. } = &note.writer;
@@ -288,31 +297,31 @@ mod tests {
         std::env::temp_dir().join(format!("ringcomm-{name}-{}", std::process::id()))
     }
 
-    fn meeting() -> FileRendezvous {
+    fn rendezvous() -> FileRendezvous {
         FileRendezvous::new("a job\nof two lines", 2, 0)
     }
 
     /// One try, asking nobody.
-    fn try_once(path: &Path, meeting: &FileRendezvous) -> std::result::Result<UniqueId, String> {
+    fn try_once(path: &Path, rendezvous: &FileRendezvous) -> std::result::Result<UniqueId, String> {
         let never =
             |_: &UniqueId| -> Result<bool> { panic!("asked about a process of this machine") };
-        await_id(path, meeting, &never, Instant::now()).map_err(|error| error.to_string())
+        await_id(path, rendezvous, &never, Instant::now()).map_err(|error| error.to_string())
     }
 
     #[test]
     fn an_id_goes_through_a_file_that_goes_with_its_writer() {
         let (path, id) = (path("through"), UniqueId::generate().unwrap());
-        let meeting = meeting();
-        let text = try_once(&path, &meeting).unwrap_err();
+        let rendezvous = rendezvous();
+        let text = try_once(&path, &rendezvous).unwrap_err();
         assert!(text.contains("has not written it") && text.contains("through"), "{text}");
-        let published = publish(&path, &meeting, &id).unwrap();
+        let published = publish(&path, &rendezvous, &id).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        assert_eq!(try_once(&path, &meeting).unwrap(), id);
+        assert_eq!(try_once(&path, &rendezvous).unwrap(), id);
         // Replaced by the next: the first one's end leaves the second's file alone.
         let next = UniqueId::generate().unwrap();
-        let second = publish(&path, &meeting, &next).unwrap();
+        let second = publish(&path, &rendezvous, &next).unwrap();
         drop(published);
-        assert_eq!(try_once(&path, &meeting).unwrap(), next);
+        assert_eq!(try_once(&path, &rendezvous).unwrap(), next);
         drop(second);
         assert!(!path.exists());
     }
@@ -320,7 +329,7 @@ mod tests {
     #[test]
     fn a_note_survives_its_text_and_no_other_text_is_one() {
         let note = Note {
-            meeting: FileRendezvous { job: "x=y z".into(), ..meeting() },
+            rendezvous: FileRendezvous { job: "x=y z".into(), ..rendezvous() },
             writer: Writer::this().unwrap(),
             id: UniqueId::generate().unwrap(),
         };
@@ -350,7 +359,7 @@ mod tests {
             assert!(text.contains("what is there is for"), "{text}");
         }
         let write = |writer: Writer| {
-            let note = Note { meeting: mine.clone(), writer, id: id.clone() };
+            let note = Note { rendezvous: mine.clone(), writer, id: id.clone() };
             fs::write(&path, note.write()).unwrap();
             fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
         };
@@ -370,7 +379,7 @@ mod tests {
     #[test]
     fn files_that_others_could_have_written_are_not_believed() {
         let (path, id) = (path("mode"), UniqueId::generate().unwrap());
-        let mine = FileRendezvous { job: String::new(), ..meeting() };
+        let mine = FileRendezvous { job: String::new(), ..rendezvous() };
         let _published = publish(&path, &mine, &id).unwrap();
         fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
         let text = try_once(&path, &mine).unwrap_err();
@@ -387,10 +396,10 @@ mod tests {
     fn a_folder_that_is_not_there_is_named_at_once() {
         let path = path("nowhere").join("file");
         let later = Instant::now() + Duration::from_secs(60);
-        let text = await_id(&path, &meeting(), &|_| Ok(true), later).unwrap_err().to_string();
+        let text = await_id(&path, &rendezvous(), &|_| Ok(true), later).unwrap_err().to_string();
         assert!(text.contains("nowhere") && text.contains("folder must exist"), "{text}");
         let id = UniqueId::generate().unwrap();
-        let text = publish(&path, &meeting(), &id).unwrap_err().to_string();
+        let text = publish(&path, &rendezvous(), &id).unwrap_err().to_string();
         assert!(text.contains("nowhere") && text.contains("folder must exist"), "{text}");
     }
 }

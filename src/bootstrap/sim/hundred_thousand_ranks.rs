@@ -1,4 +1,4 @@
-//! A meeting of a hundred thousand ranks: the real protocol, message by message, on a virtual
+//! A rendezvous of a hundred thousand ranks: the real protocol, message by message, on a virtual
 //! clock.
 //!
 //! Bytes are counted, not moved, and a handshake is a time that was measured: to run every byte and
@@ -156,8 +156,8 @@ impl Job {
                 self.schedule(done + 3 * LATENCY, from, reached);
                 let (purpose, to) = (Purpose::Meet, ANYONE);
                 let nranks = self.ranks.len() as u32;
-                let (rank, lane, note) = (from as u32, from as u32, from as u64);
-                let greeting = Hello { purpose, rank, to, nranks, lane, note };
+                let (rank, detail, note) = (from as u32, from as u32, from as u64);
+                let greeting = Hello { purpose, rank, to, nranks, detail, note };
                 self.feed(whom, TreeEvent::Came { link: theirs, greeting, took: Duration::ZERO });
             }
             What::Reached { link, peer, theirs } => {

@@ -1,17 +1,17 @@
-//! Meetings on a virtual network and clock: one seed decides every delay and every fault.
+//! Rendezvous on a virtual network and clock: one seed decides every delay and every fault.
 //!
-//! What runs is the code that runs on sockets: gates, dials, handshakes, frames and the protocol of
-//! the meeting. Only the sockets are virtual, and the Diffie-Hellman exchange is a toy, since a
-//! thousand seeds are to take a second. A seed that fails is printed; `RINGCOMM_SEED=n` replays it,
-//! as every sweep shows of its first seeds. `RINGCOMM_SEEDS=n` makes n of every kind
-//! (`scripts/soak seeds`).
+//! What runs is the code that runs on sockets: listeners, dials, handshakes, frames and the
+//! protocol of the rendezvous. Only the sockets are virtual, and the Diffie-Hellman exchange is a
+//! toy, since a thousand seeds are to take a second. A seed that fails is printed;
+//! `RINGCOMM_SEED=n` replays it, as every sweep shows of its first seeds. `RINGCOMM_SEEDS=n` makes
+//! n of every kind (`scripts/soak seeds`).
 //!
-//! Written again here, because they are loops over sockets there: what [`gate`] does of a gate
-//! and of `meet`, and what [`world`] does of the thread of a root.
+//! Written again here, because they are loops over sockets there: what [`listener`] does of a
+//! listener and of `meet`, and what [`world`] does of the thread of a root.
 
 pub mod crypto;
-pub mod gate;
 pub mod hundred_thousand_ranks;
+pub mod listener;
 pub mod net;
 mod world;
 
@@ -68,11 +68,11 @@ pub fn every_seed<W: Simulated>(
     (all, fulfilled)
 }
 
-/// Meetings of one kind with many seeds. Every one of them ends, and ends well or with a reason.
+/// Rendezvous of one kind with many seeds. Every one of them ends, and ends well or with a reason.
 fn sweep(name: &str, seeds: u64, faults: &[Fault]) {
     let world = |seed| World::new(seed, faults);
     let (seeds, met) = every_seed(name, seeds, world, |_| Ok(()));
-    println!("{name}: {met} of {seeds} meetings brought all ranks together");
+    println!("{name}: {met} of {seeds} rendezvous brought all ranks together");
 }
 
 #[test]

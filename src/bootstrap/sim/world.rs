@@ -149,7 +149,7 @@ impl World {
                 continue;
             }
             net.schedule(start, Happening::Start(rank));
-            // From before the first contact to after the last word, in the time of a meeting.
+            // From before the first contact to after the last word, in the time of a rendezvous.
             let moment = start + Duration::from_micros(numbers.below(20_000));
             if self.faults.contains(&Fault::Death) && pick(numbers, odds) {
                 *fate = Fate::Killed;
@@ -176,7 +176,7 @@ impl Simulated for World {
     fn run(&mut self) -> Result<bool, String> {
         let limit = self.begin + 10 * PATIENCE;
         for happened in 0.. {
-            // A hundred times what the busiest of meetings takes.
+            // A hundred times what the busiest of rendezvous takes.
             if happened > 5_000_000 {
                 return Err("somebody spins".into());
             }
@@ -184,7 +184,7 @@ impl Simulated for World {
             let Some(what) = next else { break };
             let now = self.net.borrow().now;
             if now > limit {
-                return Err("the meeting never ends".into());
+                return Err("the rendezvous never ends".into());
             }
             match what {
                 Happening::Start(actor) => self.start(actor, now),
@@ -244,8 +244,8 @@ impl World {
             Role::Member(AllgatherClient::new(me, nranks, &mine, &own, &root, now, deadline))
         };
         let (purpose, to, rank) = (Purpose::Meet, ANYONE, me.rank);
-        let (nranks, lane, note) = (nranks as u32, pid, self.numbers.draw());
-        let greeting = Hello { purpose, rank, to, nranks, lane, note };
+        let (nranks, detail, note) = (nranks as u32, pid, self.numbers.draw());
+        let greeting = Hello { purpose, rank, to, nranks, detail, note };
         let host = AllgatherDriver::new(self.port(actor), self.secret.clone(), greeting, role);
         let this = &mut self.actors[actor];
         if !apart {

@@ -1,8 +1,8 @@
-//! Connecting to a gate: try its addresses, each with a small head start, until one lets us in or
-//! the deadline has come.
+//! Connecting to a listener: try its addresses, each with a small head start, until one lets us in
+//! or the deadline has come.
 //!
-//! A gate may be late, full, or reached by another address than the first: every way in which one
-//! attempt can fail leads to the next. What failed last is in the error.
+//! A listener may be late, full, or reached by another address than the first: every way in which
+//! one attempt can fail leads to the next. What failed last is in the error.
 
 use super::handshake::{Handshake, Keys, SharedSecret};
 use super::hello::{ANYONE, Hello, Purpose, ROOT};
@@ -21,7 +21,7 @@ pub type Proved = ProvenConnection<TcpSocket>;
 
 /// The longest that an attempt takes to be let in, where there are other addresses to try: a
 /// connection over a wide network and its handshake take a third. It doubles with every attempt at
-/// each that took so long, since a gate may be busy with thousands.
+/// each that took so long, since a listener may be busy with thousands.
 const ATTEMPT: Duration = Duration::from_secs(1);
 /// Times after which it grows no further.
 const MOST_DOUBLINGS: usize = 4;
@@ -36,7 +36,7 @@ const HEAD_START: Duration = Duration::from_millis(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long nobody may answer where a gate is known to have been open, not even the kernel of a
+/// How long nobody may answer where a listener is known to have been open, not even the kernel of a
 /// process that is stopped: about as long as for a connection that there is. Only where more
 /// callers come to a stopped process at once than its queue holds (4,096 by default) does its
 /// kernel drop what they say.
@@ -177,8 +177,8 @@ impl<S: super::stream_traits::ByteStream> Connecting<S> {
                 }
             }
         }
-        // Once it has our proof, the gate takes the connection for made: it is not given up for a
-        // welcome that is late.
+        // Once it has our proof, the listener takes the connection for made: it is not given up for
+        // a welcome that is late.
         let gives_up = self.gives_up_at().is_some_and(|at| now >= at);
         if gives_up && let Some(failed) = self.under_way.pop() {
             self.given_up += 1;
@@ -283,7 +283,7 @@ impl<S: super::stream_traits::ByteStream> Connecting<S> {
         now + if is_last { self.pause } else { Duration::ZERO }
     }
 
-    /// An attempt failed, whose gate may have shown that it holds the secret.
+    /// An attempt failed, whose listener may have shown that it holds the secret.
     fn fail(
         &mut self,
         now: Instant,
@@ -384,8 +384,8 @@ impl<S: super::stream_traits::ByteStream> Connecting<S> {
         places.join(", ")
     }
 
-    /// Why nobody was reached, where it ended for that and the gate had been open: what happened to
-    /// the caller, without its name.
+    /// Why nobody was reached, where it ended for that and the listener had been open: what
+    /// happened to the caller, without its name.
     pub fn obstacle(&self, now: Instant) -> String {
         let places = self.places();
         if self.is_refused() {
@@ -416,7 +416,7 @@ impl<S: super::stream_traits::ByteStream> Connecting<S> {
             },
             None => (String::new(), libc::ETIMEDOUT),
         };
-        // A gate tells nobody why it does not let him in.
+        // A listener tells nobody why it does not let him in.
         let hung_up = self.hung_up.map(|at| {
             format!(
                 "; {at} was reached and hung up, as it does on whoever lacks the secret: all ranks \
@@ -442,7 +442,7 @@ impl<S: super::stream_traits::ByteStream> Connecting<S> {
     }
 }
 
-/// A non-blocking connection to a gate.
+/// A non-blocking connection to a listener.
 pub struct Dial(Connecting<TcpSocket>);
 
 impl Dial {
@@ -452,7 +452,7 @@ impl Dial {
         Dial(Connecting::new(SharedSecret::new(id), &to, greeting, Instant::now(), deadline))
     }
 
-    /// The gate is known to have been open: an error at once where every address refuses, since
+    /// The listener is known to have been open: an error at once where every address refuses, since
     /// the process behind it is gone.
     pub fn where_open(self) -> Dial {
         Dial(self.0.fail_if_refused())

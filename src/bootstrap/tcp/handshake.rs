@@ -1,7 +1,7 @@
 //! Four messages of fixed size after which both ends know that the other holds the secret.
 //!
 //! ```text
-//! caller                                        gate
+//! caller                                        listener
 //!   magic, version, Noise message 1 (greeting) ->
 //!                                              <- Noise message 2
 //!   proof                                      ->
@@ -11,8 +11,8 @@
 //! The messages 1 and 2 are Noise's `NNpsk0`: each end brings a fresh ephemeral key and both mix in
 //! a key made from the unique id's secret. Message 1 can be a recording, message 2 answers it with
 //! a key that no recording knows, and the proof is an HMAC under keys that only this handshake
-//! gives; so whoever sends it holds the secret *now*. The welcome tells the caller that the gate
-//! let it in: until then a gate that is full may hang up, and the caller tries again.
+//! gives; so whoever sends it holds the secret *now*. The welcome tells the caller that the
+//! listener let it in: until then a listener that is full may hang up, and the caller tries again.
 //!
 //! Pure: fed with bytes, gives bytes. It never asks for more than the rest of the message that is
 //! due, so that what follows a handshake on the wire stays there.
@@ -37,7 +37,7 @@ const TAG: usize = 16;
 
 /// Bytes of the caller's first message.
 pub const HELLO: usize = PREAMBLE + KEY + GREETING + TAG;
-/// Bytes of the gate's answer.
+/// Bytes of the listener's answer.
 pub const ANSWER: usize = KEY + TAG;
 /// Bytes of the proof and of the welcome.
 pub const PROOF: usize = 32;
@@ -140,7 +140,7 @@ enum Awaited {
 /// One end of a handshake.
 pub struct Handshake {
     awaited: Awaited,
-    /// At the gate: from the hello, believed only when the proof has come.
+    /// At the listener: from the hello, believed only when the proof has come.
     greeting: Option<Hello>,
     arrived: [u8; HELLO],
     have: usize,
@@ -165,7 +165,7 @@ impl Handshake {
     }
 
     /// The end that is dialled.
-    pub fn gate(secret: &SharedSecret) -> Result<Handshake, Refusal> {
+    pub fn listener(secret: &SharedSecret) -> Result<Handshake, Refusal> {
         let noise = secret.builder().build_responder();
         let noise = noise.map_err(|_| "the random generator failed")?;
         Ok(Handshake::waiting(Awaited::Hello(Box::new(noise))))
@@ -266,17 +266,18 @@ impl Handshake {
         self.unsent.start += count;
     }
 
-    /// At the caller: whether the proof has been given, so that the gate may have let us in.
+    /// At the caller: whether the proof has been given, so that the listener may have let us in.
     pub fn is_proved(&self) -> bool {
         matches!(self.awaited, Awaited::Welcome(_))
     }
 
-    /// At the gate: whether a hello made with the secret has come, though perhaps a recorded one.
+    /// At the listener: whether a hello made with the secret has come, though perhaps a recorded
+    /// one.
     pub fn is_greeted(&self) -> bool {
         self.greeting.is_some()
     }
 
-    /// At the gate: the greeting, to be believed only with the keys.
+    /// At the listener: the greeting, to be believed only with the keys.
     pub fn greeting(&self) -> Option<&Hello> {
         self.greeting.as_ref()
     }

@@ -20,11 +20,12 @@ pub struct Hello {
     pub purpose: Purpose,
     pub rank: u32,
     /// The rank that is meant, [`ROOT`] or [`ANYONE`]: hosts may share an address that is private
-    /// to each (a container bridge's), so that an address alone can lead to another rank's gate.
+    /// to each (a container bridge's), so that an address alone can lead to another rank's
+    /// listener.
     pub to: u32,
     pub nranks: u32,
-    /// Which of a peer's data sockets; at a meeting, where there are none yet, the process id.
-    pub lane: u32,
+    /// Of data, which of a peer's sockets; of a rendezvous, the process id; of control, the kind.
+    pub detail: u32,
     /// Whatever the purpose needs.
     pub note: u64,
 }
@@ -38,7 +39,7 @@ pub const ROOT: u32 = u32::MAX - 1;
 impl Hello {
     pub fn encode(&self) -> [u8; GREETING] {
         let mut bytes = [0; GREETING];
-        let words = [self.purpose as u32, self.rank, self.to, self.nranks, self.lane];
+        let words = [self.purpose as u32, self.rank, self.to, self.nranks, self.detail];
         for (cell, word) in bytes.chunks_exact_mut(4).zip(words) {
             cell.copy_from_slice(&word.to_le_bytes());
         }
@@ -62,7 +63,7 @@ impl Hello {
             rank: word(1),
             to: word(2),
             nranks: word(3),
-            lane: word(4),
+            detail: word(4),
             note: u64::from_le_bytes(bytes[20..].try_into().expect("eight bytes")),
         })
     }

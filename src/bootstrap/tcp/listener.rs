@@ -1,4 +1,4 @@
-//! A rank's gate: the listener that its peers come to.
+//! The authenticated listener of a rank, to which its peers come.
 
 use super::connect::Proved;
 use super::handshake::SharedSecret;
@@ -16,7 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Instant;
 
-/// Addresses of a gate that are told to others; further ones are worse, and a host may have
+/// Addresses of a listener that are told to others; further ones are worse, and a host may have
 /// hundreds.
 pub const MOST_ADDRESSES: usize = 8;
 
@@ -102,12 +102,12 @@ impl AuthListener {
         AuthListener { listeners, addresses, pending_peers, kept, spare }
     }
 
-    /// The gate of the root: its rank, or a thread that is no rank, introduces the others.
+    /// The listener of the root: its rank, or a thread that is no rank, introduces the others.
     /// Addresses do not say who that is: hosts may share one that is private to each (a container
     /// bridge's), and listen at the same port.
     pub fn of_root(mut self) -> AuthListener {
         self.pending_peers.set_root();
-        // Without one it still is a gate.
+        // Without one it still is a listener.
         self.spare = EventFd::new().ok();
         self
     }
@@ -141,14 +141,14 @@ impl AuthListener {
         let has = |family| {
             addresses.iter().any(|address| address.is_ipv6() == (family == AddressFamily::V6))
         };
-        let gate = match config.family.filter(|family| has(*family)) {
+        let listener = match config.family.filter(|family| has(*family)) {
             Some(AddressFamily::V4) => AuthListener::open_at(id, v4, config),
             Some(AddressFamily::V6) => AuthListener::open_at(id, v6, config),
             // It serves both families, but on a machine where IPv6 is switched off.
             None if knows_v6() => AuthListener::open_at(id, v6, config),
             None => AuthListener::open_at(id, v4, config),
         };
-        Ok(gate?.of_root())
+        Ok(listener?.of_root())
     }
 
     /// What to poll before the next [`AuthListener::advance`].
@@ -169,9 +169,9 @@ impl AuthListener {
 
     /// Go on with every caller that can, and give out those that have proved themselves. A caller
     /// that was cut off in its last moment, before its welcome came, may come again with the same
-    /// greeting: at a meeting and between neighbours the later of the two counts. Of a connection
-    /// for data the first counts as well: as it has ended, the connection breaks, and the error
-    /// names the peer.
+    /// greeting: at a rendezvous and between neighbours the later of the two counts. Of a
+    /// connection for data the first counts as well: as it has ended, the connection breaks, and
+    /// the error names the peer.
     pub fn advance(&mut self) -> Vec<Proved> {
         let mut proved = std::mem::take(&mut self.kept);
         let AuthListener { listeners, pending_peers, .. } = self;
@@ -295,8 +295,8 @@ mod tests {
         let id = UniqueId::generate().unwrap();
         let at = SocketAddr::from(([127, 0, 0, 1], 0));
         let many: Vec<_> = (0..200).map(|last| SocketAddr::from(([10, 0, 0, last], 0))).collect();
-        let gate = AuthListener::with(&id, vec![Listener::bind(&at).unwrap()], &many);
-        let told: Vec<IpAddr> = gate.addresses().iter().map(SocketAddr::ip).collect();
+        let listener = AuthListener::with(&id, vec![Listener::bind(&at).unwrap()], &many);
+        let told: Vec<IpAddr> = listener.addresses().iter().map(SocketAddr::ip).collect();
         let best: Vec<IpAddr> =
             (0..MOST_ADDRESSES as u8).map(|last| [10, 0, 0, last].into()).collect();
         assert_eq!(told, best);
@@ -310,8 +310,8 @@ mod tests {
             let many = (0..200).map(|last| format!("10.0.0.{last}"));
             let many = many.chain(more.iter().map(|ip| ip.to_string()));
             let many: Vec<_> = many.map(|ip| SocketAddr::new(ip.parse().unwrap(), 0)).collect();
-            let gate = AuthListener::with(&id, vec![Listener::bind(&at).unwrap()], &many);
-            gate.addresses().iter().map(|told| told.ip().to_string()).collect::<Vec<_>>()
+            let listener = AuthListener::with(&id, vec![Listener::bind(&at).unwrap()], &many);
+            listener.addresses().iter().map(|told| told.ip().to_string()).collect::<Vec<_>>()
         };
         let first: Vec<String> =
             (0..MOST_ADDRESSES - 1).map(|last| format!("10.0.0.{last}")).collect();
@@ -325,17 +325,17 @@ mod tests {
     fn nobody_is_let_in_at_an_address_that_was_not_chosen() {
         let id = UniqueId::generate().unwrap();
         let chosen = ["127.0.0.1:0", "127.0.0.3:0"].map(|at| at.parse::<SocketAddr>().unwrap());
-        let mut gate = AuthListener::among(&id, &chosen, None).unwrap();
-        let port = gate.addresses()[0].port();
+        let mut listener = AuthListener::among(&id, &chosen, None).unwrap();
+        let port = listener.addresses()[0].port();
         let at = |ip: &str| SocketAddr::new(ip.parse().unwrap(), port);
-        assert_eq!(gate.addresses(), [at("127.0.0.1"), at("127.0.0.3")]);
+        assert_eq!(listener.addresses(), [at("127.0.0.1"), at("127.0.0.3")]);
         let refused = TcpStream::connect(at("127.0.0.2")).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
         let _callers = chosen.map(|at| TcpStream::connect((at.ip(), port)).unwrap());
         let until = Instant::now() + std::time::Duration::from_secs(30);
-        while gate.pending_peers.callers().count() < 2 {
+        while listener.pending_peers.callers().count() < 2 {
             assert!(Instant::now() < until, "one has come to each");
-            gate.advance();
+            listener.advance();
             std::thread::yield_now();
         }
         // As another rank of this host would, which must not get a port that is free at one only.
@@ -369,8 +369,8 @@ mod tests {
     fn an_address_of_two_interfaces_is_listened_at_once() {
         let id = UniqueId::generate().unwrap();
         let chosen = ["127.0.0.1:0"; 2].map(|at| at.parse::<SocketAddr>().unwrap());
-        let gate = AuthListener::among(&id, &chosen, None).unwrap();
-        assert_eq!((gate.addresses().len(), gate.listeners.len()), (1, 1));
+        let listener = AuthListener::among(&id, &chosen, None).unwrap();
+        assert_eq!((listener.addresses().len(), listener.listeners.len()), (1, 1));
     }
 
     #[test]
@@ -378,8 +378,8 @@ mod tests {
         let id = UniqueId::generate().unwrap();
         // Set aside for documents: no machine's.
         let chosen = ["203.0.113.1:0", "127.0.0.1:0"].map(|at| at.parse::<SocketAddr>().unwrap());
-        let gate = AuthListener::among(&id, &chosen, None).unwrap();
-        let told: Vec<IpAddr> = gate.addresses().iter().map(SocketAddr::ip).collect();
+        let listener = AuthListener::among(&id, &chosen, None).unwrap();
+        let told: Vec<IpAddr> = listener.addresses().iter().map(SocketAddr::ip).collect();
         assert_eq!(told, [chosen[1].ip()]);
         let error = AuthListener::among(&id, &chosen[..1], None).err().unwrap().to_string();
         assert!(error.starts_with("listening at 203.0.113.1:0: "), "{error}");

@@ -1,9 +1,9 @@
 //! How ranks of different machines find each other, and how nobody else gets in.
 //!
 //! A [`AuthListener`] listens and lets in whoever proves the unique id's secret; a [`Dial`] proves
-//! it to another rank's gate. [`meet`] brings all ranks of an id together over such connections: a
-//! short contact with the root, then a tree. What speaks a protocol here is fed with streams and
-//! time, so that the same code runs on sockets and on a simulated network.
+//! it to another rank's listener. [`meet`] brings all ranks of an id together over such
+//! connections: a short contact with the root, then a tree. What speaks a protocol here is fed with
+//! streams and time, so that the same code runs on sockets and on a simulated network.
 //!
 //! [`meet`]: super::allgather::meet
 //!

@@ -10,7 +10,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Connections taken in one go, so that a flood of them does not keep the gate from its callers.
+/// Connections taken in one go, so that a flood of them does not keep the listener from its
+/// callers.
 const MOST_AT_ONCE: usize = 1024;
 
 /// A connection whose other end has proved itself.
@@ -133,7 +134,7 @@ impl<S: ByteStream> PendingPeers<S> {
         now: Instant,
         proved: &mut Vec<ProvenConnection<S>>,
     ) {
-        let Ok(handshake) = Handshake::gate(&self.secret) else { return };
+        let Ok(handshake) = Handshake::listener(&self.secret) else { return };
         self.tally.evicted += u64::from(self.admission.make_room(now).is_some());
         self.examine(Caller { stream, address, since: now, handshake }, now, proved);
     }
@@ -150,7 +151,7 @@ impl<S: ByteStream> PendingPeers<S> {
             Ok(_) if self.is_elsewhere(&caller.handshake) => self.tally.refused += 1,
             Ok(Some(keys)) => {
                 let greeting = caller.handshake.greeting().cloned();
-                let greeting = greeting.expect("a gate has keys only after a greeting");
+                let greeting = greeting.expect("a listener has keys only after a greeting");
                 self.tally.proved += 1;
                 let Caller { stream, address, since, .. } = caller;
                 let took = now.saturating_duration_since(since);
@@ -253,7 +254,7 @@ mod tests {
         fn new() -> Scene {
             let secret = SharedSecret::new(&UniqueId::generate().unwrap());
             let (purpose, rank, to) = (Purpose::Meet, 1, ANYONE);
-            let greeting = Hello { purpose, rank, to, nranks: 2, lane: 0, note: 0 };
+            let greeting = Hello { purpose, rank, to, nranks: 2, detail: 0, note: 0 };
             let hello = Handshake::caller(&secret, &greeting).unwrap().outgoing().to_vec();
             assert_eq!(hello.len(), HELLO);
             Scene { pending_peers: PendingPeers::new(secret), hello, now: Instant::now() }
@@ -310,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn out_of_descriptors_the_silent_go_and_the_gate_pauses() {
+    fn out_of_descriptors_the_silent_go_and_the_listener_pauses() {
         let mut scene = Scene::new();
         let hello = scene.hello.clone();
         each(&mut scene, 2, &hello);

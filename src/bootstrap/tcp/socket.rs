@@ -26,7 +26,7 @@ pub const USER_TIMEOUT: Duration = Duration::from_secs(6);
 /// Silence before the kernel asks whether the other end is there.
 pub const KEEPALIVE: Duration = Duration::from_secs(2);
 
-/// The same for connections that carry data or a meeting, in which nothing may be said for
+/// The same for connections that carry data or a rendezvous, in which nothing may be said for
 /// minutes: the kernel asks after two seconds, then every second, and gives up after five questions
 /// in vain.
 const DATA_QUESTIONS: u32 = 5;
@@ -201,8 +201,8 @@ fn bound(at: &SocketAddr) -> io::Result<OwnedFd> {
 
 /// Whether these are addresses of this machine at which nobody listens any more. Nobody notices
 /// that it was asked.
-pub fn is_deserted(gate: &[SocketAddr]) -> bool {
-    !gate.is_empty() && gate.iter().all(|at| bound(at).is_ok())
+pub fn is_deserted(listener: &[SocketAddr]) -> bool {
+    !listener.is_empty() && listener.iter().all(|at| bound(at).is_ok())
 }
 
 /// A socket that connections come to.

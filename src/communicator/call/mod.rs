@@ -48,7 +48,7 @@ impl Default for Order {
     }
 }
 
-/// What a rank does before it waits for the others of its meeting.
+/// What a rank does before it waits for the others of its barrier.
 #[derive(Clone, Copy)]
 pub struct NextRank<'a> {
     pub(super) come: &'a dyn Fn(),
@@ -61,7 +61,7 @@ impl NextRank<'_> {
         (self.come)();
     }
 
-    /// The ranks would have to wait for each other after the meeting: the error with which all of
+    /// The ranks would have to wait for each other after the barrier: the error with which all of
     /// them leave it. It breaks nothing, and nobody is told.
     pub fn leave(&self) -> Error {
         self.is_apart.set(true);

@@ -55,7 +55,7 @@ pub struct ByteRun {
 pub const LINE: usize = 64;
 
 /// The least memory of a portion for each rank, so that all blocks have a share in it: two blocks
-/// of a line for each, and as many parts of a vector as the plans with the most lanes have.
+/// of a line for each, and as many parts of a vector as the plans with the most channels have.
 const LEAST: usize = 1 << 10;
 
 /// Bytes of a portion where ranks have so much for their connections, which all of them know.

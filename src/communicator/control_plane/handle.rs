@@ -24,15 +24,15 @@ use std::time::Duration;
 pub struct Start {
     pub rank: usize,
     pub id: UniqueId,
-    pub gate: AuthListener,
-    /// Where each rank's gate is.
+    pub listener: AuthListener,
+    /// Where each rank's listener is.
     pub addresses: Vec<Vec<SocketAddr>>,
     /// By rank: on another machine, its page is a mirror.
     pub remote: Vec<bool>,
     pub pages: Pages,
     pub inbox: Arc<tcp::SocketInbox>,
     /// Data sockets to a peer.
-    pub lanes: usize,
+    pub data_sockets: usize,
     /// The longest that a data socket may take to come about.
     pub timeout: Duration,
 }
@@ -163,7 +163,7 @@ pub(in crate::communicator) struct RemoteLinks {
 }
 
 impl RemoteLinks {
-    /// Where a rank's host listens at another port than its gate's.
+    /// Where a rank's host listens at another port than its listener's.
     pub fn at_port(&self, rank: usize, port: u16) -> Vec<SocketAddr> {
         let with_port = |address: &SocketAddr| {
             let mut address = *address;

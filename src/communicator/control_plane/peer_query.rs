@@ -1,9 +1,9 @@
 //! Asking a rank itself why the connection that carried its data has ended.
 //!
-//! Whoever finds such a connection ended calls the other end's gate. The control thread there
+//! Whoever finds such a connection ended calls the other end's listener. The control thread there
 //! answers with the dead that it knows of and, last, with what its own page says: where it has
-//! failed, that came before it closed anything. Where the gate refuses, the process is gone, and
-//! its neighbours, who have its last words, tell of it.
+//! failed, that came before it closed anything. Where the listener refuses, the process is gone,
+//! and its neighbours, who have its last words, tell of it.
 
 use super::{Aim, Plane};
 use crate::bootstrap::tcp::{ByteStream, Network, ProvenConnection, is_not_yet};

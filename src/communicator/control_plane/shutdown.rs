@@ -80,7 +80,7 @@ impl<N: Network> Plane<N> {
         }
     }
 
-    /// Whether there is still to be a connection with somebody who is there. Behind a gate that
+    /// Whether there is still to be a connection with somebody who is there. Behind a listener that
     /// refuses nobody is, dead or not.
     fn misses_links(&self) -> bool {
         let is_missed = |peer: &usize| {

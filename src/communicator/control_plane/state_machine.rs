@@ -1,12 +1,13 @@
 //! The control plane of one rank: whom it calls, whom it takes for dead, what it tells.
 //!
 //! The lower rank of two neighbours makes their connection, and makes it again if it breaks. Who
-//! cannot reach a rank whose connection has broken declares it dead: at once where its gate refuses
-//! (the process is gone), at the end of [`SUSPICION`] where nothing answers; and so does who was
-//! never connected with it, once nobody has answered for as long as a dial waits. The higher rank,
-//! which waits to be connected, calls only to see whether somebody answers ([`Aim::Probe`]). A rank
-//! that is stopped answers nothing either, but its kernel keeps its connections, so none breaks:
-//! what it has yet to read is bounded ([`Gossip`]), so that its window stays open.
+//! cannot reach a rank whose connection has broken declares it dead: at once where its listener
+//! refuses (the process is gone), at the end of [`SUSPICION`] where nothing answers; and so does
+//! who was never connected with it, once nobody has answered for as long as a dial waits. The
+//! higher rank, which waits to be connected, calls only to see whether somebody answers
+//! ([`Aim::Probe`]). A rank that is stopped answers nothing either, but its kernel keeps its
+//! connections, so none breaks: what it has yet to read is bounded ([`Gossip`]), so that its window
+//! stays open.
 //!
 //! No sockets and no clock in here: it is fed with streams and time, by the control thread or by
 //! the simulation.
@@ -44,7 +45,7 @@ const FIRST_LINK: Duration = Duration::from_millis(30);
 /// Between two signs of life: the kernel can only miss acknowledgements of what was sent.
 const BEAT: Duration = Duration::from_millis(500);
 
-/// What a call to another rank's gate is for.
+/// What a call to another rank's listener is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Aim {
     /// To be neighbours. `suspected`: the connection before it broke.
@@ -52,7 +53,7 @@ enum Aim {
     /// To see whether the rank is there. `suspected`: there was a connection.
     Probe { suspected: bool },
     /// To carry data.
-    Data { lane: u32 },
+    Data { data_socket: u32 },
     /// To hear why a connection for data has ended.
     Ask,
 }
@@ -77,7 +78,7 @@ struct Neighbour<S> {
     number: u64,
     /// When it is time to see whether the neighbour is there.
     probe_at: Option<Instant>,
-    /// When its gate first refused, before any connection.
+    /// When its listener first refused, before any connection.
     refused: Option<Instant>,
     /// The stream took less than there was.
     is_full: bool,
@@ -92,11 +93,11 @@ impl<S> Default for Neighbour<S> {
     }
 }
 
-/// Who a rank is, and what it knows of the others from their meeting.
+/// Who a rank is, and what it knows of the others from their rendezvous.
 pub struct ControlIdentity {
     pub rank: usize,
     pub secret: SharedSecret,
-    /// Where each rank's gate is.
+    /// Where each rank's listener is.
     pub addresses: Vec<Vec<SocketAddr>>,
     /// By rank: on another machine, its page is a mirror.
     pub remote: Vec<bool>,
@@ -117,7 +118,7 @@ pub struct Plane<N: Network> {
     gossip: Gossip,
     neighbours: Vec<Neighbour<N::Stream>>,
     calls: Vec<OutgoingConnection<N::Stream>>,
-    lanes: Vec<DataConnection<N::Stream>>,
+    data_sockets: Vec<DataConnection<N::Stream>>,
     inquiries: Inquiries<N::Stream>,
     next_beat: Instant,
     /// When the current pass began.
@@ -139,7 +140,7 @@ impl<N: Network> Plane<N> {
             gossip: Gossip::new(seat.rank, nranks),
             neighbours: (0..nranks).map(|_| Neighbour::default()).collect(),
             calls: Vec::new(),
-            lanes: Vec::new(),
+            data_sockets: Vec::new(),
             inquiries: Inquiries::new(),
             next_beat: now + BEAT,
             now,
@@ -150,7 +151,7 @@ impl<N: Network> Plane<N> {
         }
     }
 
-    /// Go on with those who have proved themselves at the gate, and with what has come from the
+    /// Go on with those who have proved themselves at the listener, and with what has come from the
     /// neighbours that are `readable`; whether somebody's life has changed.
     pub fn advance(
         &mut self,
@@ -199,7 +200,7 @@ impl<N: Network> Plane<N> {
 
     /// What has become of connections for the data plane.
     pub fn take_data_connections(&mut self) -> Vec<DataConnection<N::Stream>> {
-        std::mem::take(&mut self.lanes)
+        std::mem::take(&mut self.data_sockets)
     }
 
     /// Tell what this rank's page says.
@@ -207,10 +208,10 @@ impl<N: Network> Plane<N> {
         self.gossip.publish(Status::of(self.seat.pages.mine()));
     }
 
-    /// Make `lanes` connections with a peer for the data plane.
-    pub fn connect(&mut self, peer: usize, lanes: u32, now: Instant) {
+    /// Make `data_sockets` connections with a peer for the data plane.
+    pub fn connect(&mut self, peer: usize, data_sockets: u32, now: Instant) {
         self.now = now;
-        (0..lanes).for_each(|lane| self.call(peer, Aim::Data { lane }));
+        (0..data_sockets).for_each(|data_socket| self.call(peer, Aim::Data { data_socket }));
     }
 
     /// Break every connection with a neighbour.
@@ -224,12 +225,12 @@ impl<N: Network> Plane<N> {
     }
 
     fn call(&mut self, peer: usize, aim: Aim) {
-        let (purpose, lane, patience) = match aim {
+        let (purpose, detail, patience) = match aim {
             Aim::Link { suspected: true } => (Purpose::Control, LINK, SUSPICION),
             Aim::Link { suspected: false } => (Purpose::Control, LINK, self.seat.timeout),
             Aim::Probe { suspected: true } => (Purpose::Control, PROBE, SUSPICION),
             Aim::Probe { suspected: false } => (Purpose::Control, PROBE, self.seat.timeout),
-            Aim::Data { lane } => (Purpose::Data, lane, self.seat.timeout),
+            Aim::Data { data_socket } => (Purpose::Data, data_socket, self.seat.timeout),
             Aim::Ask => (Purpose::Control, ASK, SUSPICION),
         };
         let neighbour = &mut self.neighbours[peer];
@@ -241,7 +242,7 @@ impl<N: Network> Plane<N> {
             rank: self.seat.rank as u32,
             to: peer as u32,
             nranks: self.seat.pages.nranks() as u32,
-            lane,
+            detail,
             note: neighbour.number,
         };
         let all = &self.seat.addresses[peer];
@@ -256,16 +257,16 @@ impl<N: Network> Plane<N> {
         self.calls.push(OutgoingConnection { dial: dial.fail_if_refused(), peer, aim });
     }
 
-    /// Take in those who have proved themselves at the gate.
+    /// Take in those who have proved themselves at the listener.
     fn admit(&mut self, arrivals: Vec<ProvenConnection<N::Stream>>) {
         let (rank, nranks) = (self.seat.rank, self.seat.pages.nranks());
         for arrival in arrivals {
             let greeting = &arrival.greeting;
             let (peer, number) = (greeting.rank as usize, greeting.note);
             let fits = greeting.nranks as usize == nranks && peer < nranks && peer != rank;
-            match (greeting.purpose, greeting.lane) {
+            match (greeting.purpose, greeting.detail) {
                 (Purpose::Data, _) if fits => {
-                    self.lanes.push(DataConnection { peer, outcome: Ok(arrival) });
+                    self.data_sockets.push(DataConnection { peer, outcome: Ok(arrival) });
                 }
                 (Purpose::Control, LINK) if fits && peer < rank => self.link(peer, arrival),
                 (Purpose::Control, ASK) if fits => self.answer(arrival),
@@ -292,10 +293,10 @@ impl<N: Network> Plane<N> {
         self.network.watch(&stream);
         self.gossip.connected(peer, &keys.send, &keys.receive);
         self.calls.retain(|call| call.peer != peer || !call.aim.is_of_neighbours());
-        // Who came has a port of its own there; its gate is at the same address.
+        // Who came has a port of its own there; its listener is at the same address.
         let ip = address.ip().to_canonical();
-        let mut gates = self.seat.addresses[peer].iter();
-        let address = gates.find(|gate| gate.ip().to_canonical() == ip).copied();
+        let mut listeners = self.seat.addresses[peer].iter();
+        let address = listeners.find(|listener| listener.ip().to_canonical() == ip).copied();
         let (stream, number) = (Some(stream), greeting.note);
         self.neighbours[peer] = Neighbour { stream, number, address, ..Neighbour::default() };
     }
@@ -306,7 +307,7 @@ impl<N: Network> Plane<N> {
             match (call.dial.advance(self.now, &mut self.network), aim) {
                 (Ok(None), _) => self.calls.push(call),
                 (Ok(Some(arrival)), Aim::Data { .. }) => {
-                    self.lanes.push(DataConnection { peer, outcome: Ok(arrival) });
+                    self.data_sockets.push(DataConnection { peer, outcome: Ok(arrival) });
                 }
                 (Ok(Some(arrival)), Aim::Ask) => self.await_answer(peer, arrival),
                 // Where its process is gone the others tell.
@@ -317,7 +318,7 @@ impl<N: Network> Plane<N> {
                     self.neighbours[peer].probe_at = Some(self.now + FIRST_LINK);
                 }
                 (Err(why), Aim::Data { .. }) => {
-                    self.lanes.push(DataConnection { peer, outcome: Err(why) });
+                    self.data_sockets.push(DataConnection { peer, outcome: Err(why) });
                 }
                 (Err(why), Aim::Link { suspected: false } | Aim::Probe { suspected: false }) => {
                     self.called_in_vain(&call, &why);

@@ -1,20 +1,21 @@
-//! The control thread: one `poll` over the gate, the connections of its [`Plane`] and its orders.
+//! The control thread: one `poll` over the listener, the connections of its [`Plane`] and its
+//! orders.
 
 use super::handle::{Commands, Start};
 use super::state_machine::{ControlIdentity, Plane};
 use crate::bootstrap::tcp::{AuthListener, OsNetwork, SharedSecret};
 use crate::os::poll::{entry, poll};
 use crate::sync::atomic::Ordering::*;
-use crate::transport::tcp::{LaneKeys, NewLane, SocketInbox};
+use crate::transport::tcp::{NewDataSocket, SocketInbox, SocketKeys};
 use std::sync::Arc;
 use std::time::Instant;
 
 pub struct Worker {
     plane: Plane<OsNetwork>,
-    gate: AuthListener,
+    listener: AuthListener,
     inbox: Arc<SocketInbox>,
     /// Data sockets to a peer.
-    lanes: usize,
+    data_sockets: usize,
     commands: Arc<Commands>,
     /// What is polled, and the neighbours whose sockets are the last of it.
     entries: Vec<libc::pollfd>,
@@ -23,7 +24,8 @@ pub struct Worker {
 
 impl Worker {
     pub(super) fn new(start: Start, commands: Arc<Commands>) -> Worker {
-        let Start { rank, id, gate, addresses, remote, pages, inbox, lanes, timeout } = start;
+        let Start { rank, id, listener, addresses, remote, pages, inbox, data_sockets, timeout } =
+            start;
         let seat = ControlIdentity {
             rank,
             secret: SharedSecret::new(&id),
@@ -33,7 +35,15 @@ impl Worker {
             timeout,
         };
         let plane = Plane::new(seat, OsNetwork, Instant::now());
-        Worker { plane, gate, inbox, lanes, commands, entries: Vec::new(), polled: Vec::new() }
+        Worker {
+            plane,
+            listener,
+            inbox,
+            data_sockets,
+            commands,
+            entries: Vec::new(),
+            polled: Vec::new(),
+        }
     }
 
     pub(super) fn run(mut self) {
@@ -50,7 +60,7 @@ impl Worker {
                 }
                 None => {}
             }
-            let arrivals = if self.plane.receives() { self.gate.advance() } else { Vec::new() };
+            let arrivals = if self.plane.receives() { self.listener.advance() } else { Vec::new() };
             let wakes = self.plane.advance(Instant::now(), arrivals, &self.polled);
             self.deliver();
             if wakes {
@@ -79,7 +89,7 @@ impl Worker {
             self.plane.publish();
         }
         let peers = std::mem::take(&mut *self.commands.connect.lock());
-        peers.into_iter().for_each(|peer| self.plane.connect(peer, self.lanes as u32, now));
+        peers.into_iter().for_each(|peer| self.plane.connect(peer, self.data_sockets as u32, now));
         let peers = std::mem::take(&mut *self.commands.ask.lock());
         peers.into_iter().for_each(|peer| self.plane.ask(peer, now));
     }
@@ -89,14 +99,15 @@ impl Worker {
         for peer in self.plane.take_explained() {
             self.inbox.report_explained(peer);
         }
-        for lane in self.plane.take_data_connections() {
-            let peer = lane.peer;
-            match lane.outcome {
+        for data_socket in self.plane.take_data_connections() {
+            let peer = data_socket.peer;
+            match data_socket.outcome {
                 Ok(arrival) => {
                     arrival.stream.ask();
                     arrival.stream.disable_pacing();
-                    let keys = LaneKeys { send: arrival.keys.send, receive: arrival.keys.receive };
-                    self.inbox.push(NewLane { peer, socket: arrival.stream.into_fd(), keys });
+                    let keys =
+                        SocketKeys { send: arrival.keys.send, receive: arrival.keys.receive };
+                    self.inbox.push(NewDataSocket { peer, socket: arrival.stream.into_fd(), keys });
                 }
                 Err(why) => self.inbox.report_failure(peer, why.to_string()),
             }
@@ -111,8 +122,8 @@ impl Worker {
         entries.push(entry(self.commands.event.raw(), libc::POLLIN));
         let mut until = plane.next_deadline();
         if plane.receives() {
-            self.gate.poll_fds(entries);
-            until = self.gate.next_deadline().map_or(until, |at| until.min(at));
+            self.listener.poll_fds(entries);
+            until = self.listener.next_deadline().map_or(until, |at| until.min(at));
         }
         // One that is being connected has room once it is.
         let dials = plane.calls().map(|(socket, sends)| {

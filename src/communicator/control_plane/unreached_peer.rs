@@ -1,4 +1,5 @@
-//! A rank that this one has met and never been connected with, and that does not come to its gate.
+//! A rank that this one has met and never been connected with, and that does not come to its
+//! listener.
 //!
 //! Its process may be gone: then the host refuses, as it also does where a filter was told to. Or
 //! something between the two lets nothing through, and nobody answers. So what is told of it says
@@ -9,7 +10,7 @@ use crate::bootstrap::tcp::Network;
 use crate::error::Error;
 use std::time::Duration;
 
-/// How long a rank whose gate refuses is not given up yet: it may have left, or died, and ranks
+/// How long a rank whose listener refuses is not given up yet: it may have left, or died, and ranks
 /// that this one is about to be connected with know of it.
 const REFUSED_GRACE: Duration = Duration::from_millis(40);
 

@@ -23,7 +23,7 @@ use crate::error::Result;
 use crate::executor::bounced_send_recv::BounceBuffers;
 use crate::executor::direct::processes::{self, DirectPrograms};
 use crate::executor::direct::program::Used;
-use crate::executor::direct::run::{self, Arithmetic, Bases, BufferAddresses, KERNEL, NOWHERE};
+use crate::executor::direct::run::{self, Arithmetic, Bases, BufferAddresses, BufferLocation};
 use crate::executor::host::{self, CallBuffers, Pointers};
 use crate::executor::links::Links;
 use crate::executor::send_recv::{self, PendingByPeer, Transfer, ZeroCopyPolicy};
@@ -58,10 +58,10 @@ pub struct Engine {
     sent: Vec<u64>,
     received: Vec<u64>,
     pub(super) transfers: Vec<Transfer>,
-    lanes: PendingByPeer,
+    pending: PendingByPeer,
     backoff: ProbeBackoff,
     /// Which messages are lent.
-    lending: ZeroCopyPolicy,
+    zero_copy: ZeroCopyPolicy,
     /// The constants are not agreed yet.
     pub setting_up: bool,
     /// Messages that this rank sent until they were.
@@ -100,9 +100,9 @@ impl Engine {
             sent: vec![0; nranks],
             received: vec![0; nranks],
             transfers: Vec::new(),
-            lanes: vec![[false; 2]; nranks],
+            pending: vec![[false; 2]; nranks],
             backoff: ProbeBackoff::default(),
-            lending: ZeroCopyPolicy::LEAST,
+            zero_copy: ZeroCopyPolicy::LEAST,
             setting_up: true,
             #[cfg(test)]
             setup_messages: 0,
@@ -237,12 +237,12 @@ impl Engine {
         stamp: &Stamp,
         watch: &OpWaitCheck,
     ) -> Result<bool> {
-        if ready.forbears && !self.backoff.should_probe(ready.fingerprint) {
+        if ready.backs_off && !self.backoff.should_probe(ready.fingerprint) {
             return Ok(false);
         }
         // SAFETY: the caller's promise.
         let ran = unsafe { self.run_in_buffers(call, in_place, ready, stamp, watch)? };
-        if ready.forbears {
+        if ready.backs_off {
             self.backoff.record(ready.fingerprint, ran);
         }
         Ok(ran)
@@ -268,10 +268,10 @@ impl Engine {
         let buffers = self.buffers(call);
         let mut buffer_addresses = self.memory.buffer_addresses(call, &ready.extents, in_place)?;
         if programs.kernel.is_some()
-            && buffer_addresses.input_region == NOWHERE
+            && buffer_addresses.input_region == BufferLocation::PRIVATE
             && cma::is_lendable(call.send, ready.extents.input)
         {
-            buffer_addresses.input_region = KERNEL;
+            buffer_addresses.input_region = BufferLocation::CMA;
             buffer_addresses.input_offset = call.send.expose_provenance() as u64;
         }
         let memory = &mut self.memory;
@@ -376,8 +376,8 @@ impl Engine {
 
     /// Set-up is over: what follows is chosen by `costs`, and numbered as the user's.
     pub fn settle(&mut self, costs: Costs) {
-        let [reached, by_kernel] = zero_copy_from(&costs);
-        self.lending = ZeroCopyPolicy { reached, by_kernel };
+        let [reached, by_cma] = zero_copy_from(&costs);
+        self.zero_copy = ZeroCopyPolicy { reached, by_cma };
         self.plan_context = Arc::new(self.plan_context.settled(costs));
         self.setting_up = false;
         self.cache = Cache::default();
@@ -400,9 +400,11 @@ impl Engine {
         watch: &OpWaitCheck,
     ) -> Result<()> {
         self.memory.drop_withdrawn();
-        let Engine { transfers, lanes, links, memory, lending, .. } = self;
+        let Engine { transfers, pending, links, memory, zero_copy, .. } = self;
         // SAFETY: the caller's promise.
-        unsafe { send_recv::run(transfers, lanes, links, memory, *lending, bounce_buffers, watch) }
+        unsafe {
+            send_recv::run(transfers, pending, links, memory, *zero_copy, bounce_buffers, watch)
+        }
     }
 
     /// Run a batch of point-to-point messages, some of which may go through bounce buffers.

@@ -154,8 +154,8 @@ impl CommHealth {
         self.dead().iter().any(|dead| ranks.contains(dead))
     }
 
-    /// The error for a meeting of `ranks` that failed here: on another rank's account, the news of
-    /// its death is waited for, which tells more than what its end looks like from afar.
+    /// The error for a rendezvous of `ranks` that failed here: on another rank's account, the news
+    /// of its death is waited for, which tells more than what its end looks like from afar.
     pub fn with_cause(&self, ranks: &[usize], unmet: BootstrapError) -> Error {
         let BootstrapError { error, cause } = unmet;
         let is_anothers = matches!(cause, Blame::There | Blame::CalledOff);
@@ -250,8 +250,8 @@ impl WaitCheck for OpWaitCheck<'_> {
         if pages.of(peer).life() == Life::Left && !self.has_done_its_part(peer, waited) {
             return Err(self.departed(peer));
         }
-        let CommHealth { timeout, init_timeout: meeting, .. } = *self.health;
-        if waited < if self.makes_communicator { meeting } else { timeout } {
+        let CommHealth { timeout, init_timeout: rendezvous, .. } = *self.health;
+        if waited < if self.makes_communicator { rendezvous } else { timeout } {
             return Ok(());
         }
         Err(Error::Timeout {

@@ -176,7 +176,7 @@ fn meet(communicator: &Communicator, copies: bool, cancel: CancelCheck) -> Resul
         process.is_some_and(|process| pages.of(peer).sample().is_readable(process))
     };
     let mut all = u8::from(copies && processes && (0..pages.nranks()).all(is_readable));
-    let meeting = match copies && processes {
+    let rendezvous = match copies && processes {
         false => Call::new(Collective::Barrier, DataType::Uint8),
         true => Call {
             send: &raw const all,
@@ -187,7 +187,7 @@ fn meet(communicator: &Communicator, copies: bool, cancel: CancelCheck) -> Resul
         },
     };
     // SAFETY: both buffers are the byte; a barrier has none.
-    unsafe { communicator.run_unless(&meeting, cancel)? };
+    unsafe { communicator.run_unless(&rendezvous, cancel)? };
     Ok(all != 0)
 }
 
@@ -357,8 +357,8 @@ fn crossing(
         // No wait here is so long that it would look, but all of them are on a busy machine, and
         // the others wait.
         let reason = cancel.and_then(|cancel| cancel());
-        if let Some(trouble) = reason.or_else(|| communicator.health.peer_error()) {
-            return Err(communicator.record_failure(trouble));
+        if let Some(peer_error) = reason.or_else(|| communicator.health.peer_error()) {
+            return Err(communicator.record_failure(peer_error));
         }
         let since_first = first_done.map_or(Duration::ZERO, |at: Instant| at.elapsed());
         let mut is_last = rank == 0 && ends_after(many, round_trips, since_first);

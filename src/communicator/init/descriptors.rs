@@ -7,8 +7,8 @@ use crate::os::descriptors::room_for;
 const OWN: usize = 8;
 /// For each rank of another process of its host: three that it is sent, and a socket to send them.
 const NEAR: usize = 4;
-/// Where there are other hosts: a contact, a parent and children in the meeting, the events of the
-/// control thread, and a connection to come.
+/// Where there are other hosts: a contact, a parent and children in the rendezvous, the events of
+/// the control thread, and a connection to come.
 const FAR: usize = 16;
 
 /// The descriptors that a rank opens at most while a communicator is made.

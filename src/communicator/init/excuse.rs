@@ -1,4 +1,4 @@
-//! What a rank brings to a meeting when it can go no further: the reason, in place of what it
+//! Error message of a rank that cannot go on, which it brings to a rendezvous in place of what it
 //! would say of itself. So the others end with it at once, and do not wait for it.
 
 use crate::error::{Error, RankProcess, cut};

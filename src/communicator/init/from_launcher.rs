@@ -94,7 +94,7 @@ impl RendezvousNetwork for LauncherNetwork<'_> {
             rank: ANYONE,
             to: ANYONE,
             nranks: 0,
-            lane: 0,
+            detail: 0,
             note: 0,
         };
         let deadline = Instant::now() + ANSWERS;
@@ -149,9 +149,9 @@ fn meet(
     let JoinTicket { nranks, rank, ref id, hosts_root, .. } = ticket;
     let through_file = matches!(found.place, RendezvousPlace::File(_));
     let communicator = if hosts_root && !through_file {
-        let gate = open_root(id, config, deadline)?;
+        let listener = open_root(id, config, deadline)?;
         Communicator::init_through(
-            gate,
+            listener,
             nranks,
             id,
             rank,

@@ -3,7 +3,7 @@
 use super::calibrate::Profiled;
 use super::excuse;
 use super::peer_info::{Cores, PeerInfo, own_cores};
-use super::vanished_ranks::Patrol;
+use super::vanished_ranks::VanishedRanks;
 use crate::bootstrap::{self, BootstrapError, Contribution, LivenessProbe, Member, UniqueId};
 use crate::communicator::gpu::DevicePlacement;
 use crate::communicator::health::wait_check::CancelCheck;
@@ -29,7 +29,7 @@ static LOCAL: ForkSafeMutex<BTreeMap<u64, Local>> = ForkSafeMutex::new(BTreeMap:
 /// A rank's segment, and which rank of which rendezvous it is: what another says of itself, this
 /// process knows of its own.
 struct Local {
-    meeting: Vec<u8>,
+    rendezvous: Vec<u8>,
     rank: usize,
     segment: Weak<Segment>,
 }
@@ -39,8 +39,8 @@ static NEXT_SEGMENT: AtomicU64 = AtomicU64::new(1);
 
 fn register_segment(segment: &Arc<Segment>, id: &UniqueId, rank: usize) -> u64 {
     let number = NEXT_SEGMENT.fetch_add(1, Relaxed);
-    let (meeting, segment) = (bootstrap::rendezvous_name(id), Arc::downgrade(segment));
-    LOCAL.lock().insert(number, Local { meeting, rank, segment });
+    let (rendezvous, segment) = (bootstrap::rendezvous_name(id), Arc::downgrade(segment));
+    LOCAL.lock().insert(number, Local { rendezvous, rank, segment });
     number
 }
 
@@ -55,9 +55,10 @@ fn unregister_segment(number: u64, reach: &[Reach]) {
 }
 
 fn local_segment(number: u64, id: &UniqueId, rank: usize) -> Result<Arc<Segment>, BootstrapError> {
-    let meeting = bootstrap::rendezvous_name(id);
+    let rendezvous = bootstrap::rendezvous_name(id);
     let local = LOCAL.lock();
-    let found = local.get(&number).filter(|local| local.meeting == meeting && local.rank == rank);
+    let found =
+        local.get(&number).filter(|local| local.rendezvous == rendezvous && local.rank == rank);
     found.and_then(|local| local.segment.upgrade()).ok_or_else(|| {
         let failures = FAILURES.lock();
         let why = failures.iter().find(|(of, _)| *of == number);
@@ -102,7 +103,7 @@ pub(super) struct LocalSetup {
     pub profiled: Profiled,
     /// On which device this rank is, and the others.
     pub seated: DevicePlacement,
-    pub crowd: CoreCounts,
+    pub core_counts: CoreCounts,
 }
 
 /// How many ranks there are to how many cores.
@@ -117,9 +118,9 @@ pub(super) struct CoreCounts {
 
 impl CoreCounts {
     /// Of the ranks that introduced themselves so.
-    pub fn of(introductions: &[PeerInfo], mine: &PeerInfo) -> CoreCounts {
+    pub fn of(peer_infos: &[PeerInfo], mine: &PeerInfo) -> CoreCounts {
         let mut machines: BTreeMap<u64, (usize, Cores)> = BTreeMap::new();
-        for theirs in introductions {
+        for theirs in peer_infos {
             let (ranks, cores) = machines.entry(theirs.machine).or_default();
             *ranks += 1;
             cores.iter_mut().zip(theirs.cores).for_each(|(all, theirs)| *all |= theirs);
@@ -165,15 +166,15 @@ pub(in crate::communicator) struct StopConditions<'a> {
     /// When they have to have come.
     pub deadline: Instant,
     /// Asked while they come.
-    pub is_called_off: Option<&'a dyn Fn() -> bool>,
+    pub cancelled: Option<&'a dyn Fn() -> bool>,
     /// Asked for a reason once all have come: the first to be ready may end its part in what they
     /// came from.
-    pub is_broken_off: CancelCheck<'a>,
+    pub failed: CancelCheck<'a>,
 }
 
 impl StopConditions<'_> {
     pub fn deadline(deadline: Instant) -> StopConditions<'static> {
-        StopConditions { deadline, is_called_off: None, is_broken_off: None }
+        StopConditions { deadline, cancelled: None, failed: None }
     }
 }
 
@@ -193,7 +194,7 @@ impl LocalSetup {
             seen: vec![None; nranks],
             profiled: Profiled::Nothing,
             seated: DevicePlacement::default(),
-            crowd: CoreCounts { ranks_here: nranks, cores_here: cores, cores },
+            core_counts: CoreCounts { ranks_here: nranks, cores_here: cores, cores },
         }
     }
 
@@ -207,26 +208,26 @@ impl LocalSetup {
         id: &UniqueId,
         mine: &PeerInfo,
         until: StopConditions,
-        patrol: Option<&Patrol>,
+        vanished_ranks: Option<&VanishedRanks>,
     ) -> Result<Vec<PeerInfo>, BootstrapError> {
         let place = locals.iter().position(|rank| *rank == self.rank).expect("it is one of them");
-        let StopConditions { deadline, is_called_off, .. } = until;
-        let find = || patrol.map_or_else(Vec::new, Patrol::find);
-        let doubts = LivenessProbe { is_called_off, absent: patrol.is_some().then_some(&find) };
+        let StopConditions { deadline, cancelled, .. } = until;
+        let find = || vanished_ranks.map_or_else(Vec::new, VanishedRanks::find);
+        let liveness_probe =
+            LivenessProbe { cancelled, absent: vanished_ranks.is_some().then_some(&find) };
         let exchange = |contribution| {
             let nlocals = locals.len();
-            bootstrap::exchange_unless(id, place, nlocals, contribution, deadline, doubts).map_err(
-                |unmet| {
+            bootstrap::exchange_unless(id, place, nlocals, contribution, deadline, liveness_probe)
+                .map_err(|unmet| {
                     let number = |place: usize| locals.get(place).copied().unwrap_or(place);
                     BootstrapError { error: unmet.error.renumbered(number), ..unmet }
-                },
-            )
+                })
         };
         let SharedSegment { segment, mailbox, process, fds } = match share {
             Ok(share) => share,
             Err(error) => {
                 let (payload, process) = (excuse::pack(&error), bootstrap::process_token()?);
-                // Whatever becomes of the meeting, this is why the rank has failed.
+                // Whatever becomes of the rendezvous, this is why the rank has failed.
                 let _ = exchange(Contribution { payload, process, fds: Vec::new() });
                 return Err(error.into());
             }
@@ -254,7 +255,7 @@ impl LocalSetup {
         let place = locals.iter().position(|rank| *rank == self.rank).expect("it is one of them");
         let near: Vec<bool> =
             members.iter().map(|member| member.shares_process(&members[place])).collect();
-        let mut introductions = Vec::with_capacity(locals.len());
+        let mut peer_infos = Vec::with_capacity(locals.len());
         for (&other, member) in locals.iter().zip(&members) {
             excuse::unpack(&member.payload, other, self.rank)
                 .map_or(Ok(()), |error| Err(BootstrapError::there(error)))?;
@@ -262,7 +263,7 @@ impl LocalSetup {
         for ((&other, member), near) in locals.iter().zip(members).zip(near) {
             let theirs = PeerInfo::unpack(&member.payload)?;
             mine.check(self.rank, other, &theirs)?;
-            introductions.push(theirs);
+            peer_infos.push(theirs);
             let same = near || other == self.rank;
             self.reach[other] = if same { Reach::Process } else { Reach::Machine };
             self.seen[other] = same.then(ReadableProcess::this);
@@ -274,12 +275,13 @@ impl LocalSetup {
                 self.adopt(other, member)?
             });
         }
-        Ok(introductions)
+        Ok(peer_infos)
     }
 
     /// The links with all ranks, each of which has a segment here by now.
     pub fn links(&self, config: &Config) -> Links {
-        let spins = SpinPolicy::new(self.crowd.ranks_here, self.crowd.cores_here, config.spins);
+        let spins =
+            SpinPolicy::new(self.core_counts.ranks_here, self.core_counts.cores_here, config.spins);
         let segments = self.segments.iter().cloned();
         let segments = segments.map(|segment| segment.expect("every rank has one")).collect();
         let mut links = Links::new(self.rank, self.map, segments, &self.reach, spins);

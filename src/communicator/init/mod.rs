@@ -86,8 +86,8 @@ impl Communicator {
             return assemble(setup, None, id, config, None);
         }
         if !id.addresses().is_empty() {
-            let gate = AuthListener::open(id, &NetworkConfig::from(config))?;
-            return Communicator::join_hosts(setup, id, config, until, gate);
+            let listener = AuthListener::open(id, &NetworkConfig::from(config))?;
+            return Communicator::join_hosts(setup, id, config, until, listener);
         }
         setup.seated.device = gpu::device(config)?;
         let mine = PeerInfo::new(config, nranks, setup.seated.device.is_some())?;
@@ -95,19 +95,19 @@ impl Communicator {
         // Which ranks are in other processes is not known yet.
         let share = descriptors::ensure(rank, descriptors::needed(0, 0, 0))
             .and_then(|()| SharedSegment::new(map.bytes()));
-        let introductions = setup.meet_locals(share, &all, id, &mine, until, None)?;
-        setup.profiled = Profiled::from_word(introductions[0].profiled);
-        setup.seated.among(introductions.iter().map(|one| one.device == 1));
-        setup.crowd = CoreCounts::of(&introductions, &mine);
+        let peer_infos = setup.meet_locals(share, &all, id, &mine, until, None)?;
+        setup.profiled = Profiled::from_word(peer_infos[0].profiled);
+        setup.seated.among(peer_infos.iter().map(|one| one.device == 1));
+        setup.core_counts = CoreCounts::of(&peer_infos, &mine);
         let number = setup.number;
-        assemble(setup, None, id, config, until.is_broken_off)
+        assemble(setup, None, id, config, until.failed)
             .inspect_err(|failed| host_setup::keep_failure(number, &failed.error))
     }
 
-    /// As [`Communicator::init_unless`] for ranks that may be on several hosts, with a gate that is
-    /// open already: the root's, at the id's address, on the rank that the others meet.
+    /// As [`Communicator::init_unless`] for ranks that may be on several hosts, with a listener
+    /// that is open already: the root's, at the id's address, on the rank that the others meet.
     pub(super) fn init_through(
-        gate: AuthListener,
+        listener: AuthListener,
         nranks: usize,
         id: &UniqueId,
         rank: usize,
@@ -117,7 +117,7 @@ impl Communicator {
         check(nranks, rank, config)?;
         cycle_counter::start();
         let map = SegmentMap::new(nranks, geometry(config, nranks)?);
-        Communicator::join_hosts(LocalSetup::new(rank, nranks, map), id, config, until, gate)
+        Communicator::join_hosts(LocalSetup::new(rank, nranks, map), id, config, until, listener)
     }
 
     /// All ranks of a new communicator in this process, where `config` seats them.
@@ -212,7 +212,7 @@ fn assemble(
         seen,
         profiled,
         seated,
-        crowd,
+        core_counts,
         ..
     } = setup;
     prepare();
@@ -261,7 +261,7 @@ fn assemble(
         exhibit: exhibit(flight, rank, config),
         born: fork::generation(),
     };
-    start(communicator, profiled, crowd.cores, cancel)
+    start(communicator, profiled, core_counts.cores, cancel)
 }
 
 /// What the process has once for all its communicators.
@@ -298,7 +298,7 @@ fn start(
     // Say why calls on devices take a longer way, where they do.
     if communicator.config.debug > 0
         && let Some((gpu, warning)) =
-            communicator.gpu.as_ref().and_then(|gpu| Some((gpu, gpu.trouble()?)))
+            communicator.gpu.as_ref().and_then(|gpu| Some((gpu, gpu.fallback_reason()?)))
     {
         communicator.log(&format!("calls on devices are {}: {warning}", gpu.transport()));
     }

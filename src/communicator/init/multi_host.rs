@@ -9,7 +9,7 @@ use super::descriptors;
 use super::excuse;
 use super::host_setup::{CoreCounts, LocalSetup, SharedSegment, StopConditions, keep_failure};
 use super::peer_info::{INTRODUCTION, PeerInfo};
-use super::vanished_ranks::Patrol;
+use super::vanished_ranks::VanishedRanks;
 use crate::bootstrap::allgather::meet_unless;
 use crate::bootstrap::tcp::AuthListener;
 use crate::bootstrap::{BootstrapError, UniqueId};
@@ -29,9 +29,9 @@ use std::time::Duration;
 
 /// What a rank knows of the ranks on other hosts once they have met.
 pub(super) struct RemotePeers {
-    gate: AuthListener,
+    listener: AuthListener,
     /// By rank: what it said of itself.
-    cards: Vec<HostPeerInfo>,
+    infos: Vec<HostPeerInfo>,
     /// By rank: its host, numbered by first appearance.
     hosts: Vec<usize>,
     /// What connections between hosts are like.
@@ -102,13 +102,13 @@ impl HostPeerInfo {
 }
 
 /// Hosts numbered by first appearance.
-fn numbered(cards: &[HostPeerInfo]) -> Vec<usize> {
+fn numbered(infos: &[HostPeerInfo]) -> Vec<usize> {
     let mut known: Vec<&[u8; 32]> = Vec::new();
-    cards
+    infos
         .iter()
-        .map(|card| {
-            known.iter().position(|host| **host == card.host).unwrap_or_else(|| {
-                known.push(&card.host);
+        .map(|info| {
+            known.iter().position(|host| **host == info.host).unwrap_or_else(|| {
+                known.push(&info.host);
                 known.len() - 1
             })
         })
@@ -133,23 +133,23 @@ fn apart(error: Error, locals: &[usize]) -> Error {
     }
 }
 
-/// Meet the ranks of all hosts, and take their cards. A rank that has nothing to share with those
+/// Meet the ranks of all hosts, and take their infos. A rank that has nothing to share with those
 /// of its own tells the others why.
-fn exchange_cards(
+fn exchange_infos(
     share: Result<SharedSegment>,
-    card: &HostPeerInfo,
+    info: &HostPeerInfo,
     id: &UniqueId,
     (rank, nranks): (usize, usize),
-    gate: &mut AuthListener,
+    listener: &mut AuthListener,
     until: StopConditions,
 ) -> Result<(SharedSegment, Vec<HostPeerInfo>), BootstrapError> {
-    let words = share.as_ref().map_or_else(excuse::pack, |_| card.pack());
-    let (deadline, is_called_off) = (until.deadline, until.is_called_off);
-    let cards = meet_unless(id, rank, nranks, words, gate, deadline, is_called_off);
-    // Whatever becomes of the meeting, a rank that excuses itself has failed for that.
-    let (share, cards) = (share?, cards?);
-    let mut words = cards.iter().enumerate();
-    if let Some(error) = words.find_map(|(other, card)| excuse::unpack(card, other, rank)) {
+    let words = share.as_ref().map_or_else(excuse::pack, |_| info.pack());
+    let (deadline, cancelled) = (until.deadline, until.cancelled);
+    let infos = meet_unless(id, rank, nranks, words, listener, deadline, cancelled);
+    // Whatever becomes of the rendezvous, a rank that excuses itself has failed for that.
+    let (share, infos) = (share?, infos?);
+    let mut words = infos.iter().enumerate();
+    if let Some(error) = words.find_map(|(other, info)| excuse::unpack(info, other, rank)) {
         return Err(BootstrapError::there(error));
     }
     let unreadable = |other: usize| {
@@ -161,7 +161,7 @@ fn exchange_cards(
     let read = |(other, bytes): (usize, &Vec<u8>)| {
         HostPeerInfo::unpack(bytes).ok_or_else(|| unreadable(other))
     };
-    Ok((share, cards.iter().enumerate().map(read).collect::<Result<_>>()?))
+    Ok((share, infos.iter().enumerate().map(read).collect::<Result<_>>()?))
 }
 
 impl Communicator {
@@ -171,50 +171,53 @@ impl Communicator {
         id: &UniqueId,
         config: &Config,
         until: StopConditions,
-        mut gate: AuthListener,
+        mut listener: AuthListener,
     ) -> Result<Communicator, BootstrapError> {
         let (rank, nranks) = (setup.rank, setup.segments.len());
         setup.seated.device = crate::communicator::gpu::device(config)?;
         let mine = PeerInfo::new(config, nranks, setup.seated.device.is_some())?;
-        let card = HostPeerInfo {
+        let info = HostPeerInfo {
             introduction: mine,
             host: host::identity(config.host_id.as_deref()),
             pid: std::process::id(),
-            addresses: gate.addresses().to_vec(),
+            addresses: listener.addresses().to_vec(),
             host_name: host::name().to_string(),
         };
         let share_bytes = segment_bytes(config, nranks)?;
         // How many are near is not known yet; those who lack room for them tell them there.
         let share = descriptors::ensure(rank, descriptors::needed(0, nranks - 1, config.nsocks))
             .and_then(|()| SharedSegment::new(share_bytes));
-        let (share, cards) = exchange_cards(share, &card, id, (rank, nranks), &mut gate, until)?;
-        for (other, card) in cards.iter().enumerate() {
-            mine.check(rank, other, &card.introduction)?;
+        let (share, infos) =
+            exchange_infos(share, &info, id, (rank, nranks), &mut listener, until)?;
+        for (other, info) in infos.iter().enumerate() {
+            mine.check(rank, other, &info.introduction)?;
         }
-        let introductions: Vec<PeerInfo> = cards.iter().map(|card| card.introduction).collect();
-        setup.profiled = Profiled::from_word(introductions[0].profiled);
-        setup.seated.among(introductions.iter().map(|one| one.device == 1));
-        setup.crowd = CoreCounts::of(&introductions, &mine);
-        let hosts = numbered(&cards);
+        let peer_infos: Vec<PeerInfo> = infos.iter().map(|info| info.introduction).collect();
+        setup.profiled = Profiled::from_word(peer_infos[0].profiled);
+        setup.seated.among(peer_infos.iter().map(|one| one.device == 1));
+        setup.core_counts = CoreCounts::of(&peer_infos, &mine);
+        let hosts = numbered(&infos);
         let here = hosts[rank];
         let locals: Vec<usize> = (0..nranks).filter(|other| hosts[*other] == here).collect();
         let OnHosts { slots, wire } = on_hosts(config, nranks, most(&hosts), setup.seated.any)?;
         setup.map = SegmentMap::new(locals.len(), slots).within(share_bytes);
         let local_id = id.derive_at(format!("host {here}").as_bytes(), &[]);
-        let gates = locals.iter().enumerate().filter(|(_, other)| **other != rank);
-        let gates = gates.map(|(place, other)| {
-            let card = &cards[*other];
-            (place, card.pid, &card.addresses[..])
+        let listeners = locals.iter().enumerate().filter(|(_, other)| **other != rank);
+        let listeners = listeners.map(|(place, other)| {
+            let info = &infos[*other];
+            (place, info.pid, &info.addresses[..])
         });
-        let patrol = Patrol::new(gates);
-        let met = setup.meet_locals(Ok(share), &locals, &local_id, &mine, until, Some(&patrol));
+        let vanished_ranks = VanishedRanks::new(listeners);
+        let met =
+            setup.meet_locals(Ok(share), &locals, &local_id, &mine, until, Some(&vanished_ranks));
         let met =
             met.map_err(|unmet| BootstrapError { error: apart(unmet.error, &locals), ..unmet });
         let met = met.and_then(|_| setup.mirror(&hosts));
-        // On one host, too, the gate is open until all have come through: see `vanished_ranks.rs`.
+        // On one host, too, the listener is open until all have come through: see
+        // `vanished_ranks.rs`.
         let (outside, _gate) = match locals.len() < nranks {
-            true => (Some(RemotePeers { gate, cards, hosts, wire }), None),
-            false => (None, Some(gate)),
+            true => (Some(RemotePeers { listener, infos, hosts, wire }), None),
+            false => (None, Some(listener)),
         };
         if let Err(unmet) = met {
             if let Some(outside) = outside {
@@ -223,7 +226,7 @@ impl Communicator {
             return Err(unmet);
         }
         let number = setup.number;
-        super::assemble(setup, outside, id, config, until.is_broken_off)
+        super::assemble(setup, outside, id, config, until.failed)
             .inspect_err(|failed| keep_failure(number, &failed.error))
     }
 }
@@ -242,19 +245,19 @@ impl RemotePeers {
         Ok(post)
     }
 
-    /// Tell the others why this rank, which has met them, goes no further: who finds its gate
+    /// Tell the others why this rank, which has met them, goes no further: who finds its listener
     /// closed takes it for dead. Those of its own host have seen the same.
     fn tell(self, rank: usize, why: &Error, id: &UniqueId, config: &Config) {
         let bytes = SegmentMap::mirror_bytes();
-        let mirrors = self.cards.iter().map(|_| Segment::anonymous(bytes).map(Arc::new));
-        // Where there is no memory for it, the closed gate has to do.
+        let mirrors = self.infos.iter().map(|_| Segment::anonymous(bytes).map(Arc::new));
+        // Where there is no memory for it, the closed listener has to do.
         let (Ok(mirrors), Ok(inbox)) = (mirrors.collect::<Result<_>>(), SocketInbox::new()) else {
             return;
         };
         let pages = Pages::new(rank, mirrors);
         pages.mine().introduce(std::process::id(), host::name());
         failure::publish(&pages, rank, why);
-        let remote = (0..self.cards.len()).map(|other| other != rank).collect();
+        let remote = (0..self.infos.len()).map(|other| other != rank).collect();
         // It ends with its last words.
         drop(self.start(rank, pages, remote, Arc::new(inbox), id, config));
     }
@@ -269,20 +272,20 @@ impl RemotePeers {
         id: &UniqueId,
         config: &Config,
     ) -> Result<RemoteLinks> {
-        let RemotePeers { gate, cards, hosts, .. } = self;
-        for other in (0..cards.len()).filter(|other| remote[*other]) {
-            pages.of(other).introduce(cards[other].pid, &cards[other].host_name);
+        let RemotePeers { listener, infos, hosts, .. } = self;
+        for other in (0..infos.len()).filter(|other| remote[*other]) {
+            pages.of(other).introduce(infos[other].pid, &infos[other].host_name);
         }
-        let addresses: Vec<_> = cards.into_iter().map(|card| card.addresses).collect();
+        let addresses: Vec<_> = infos.into_iter().map(|info| info.addresses).collect();
         let control_thread = ControlThread::start(crate::communicator::control_plane::Start {
             rank,
             id: id.clone(),
-            gate,
+            listener,
             addresses: addresses.clone(),
             remote,
             pages,
             inbox,
-            lanes: config.nsocks,
+            data_sockets: config.nsocks,
             timeout: Duration::from_millis(config.timeout_ms),
         })?;
         Ok(RemoteLinks { control_thread, addresses, hosts })
@@ -303,21 +306,21 @@ mod tests {
 
     /// Meet the ranks of all hosts as rank 2 of 3, on host b.
     fn come(id: &UniqueId, config: &Config) -> AuthListener {
-        let mut gate = AuthListener::open(id, &config.into()).unwrap();
-        let card = HostPeerInfo {
+        let mut listener = AuthListener::open(id, &config.into()).unwrap();
+        let info = HostPeerInfo {
             introduction: PeerInfo::new(config, 3, false).unwrap(),
             host: host::identity(config.host_id.as_deref()),
             pid: 12,
-            addresses: gate.addresses().to_vec(),
+            addresses: listener.addresses().to_vec(),
             host_name: "b".into(),
         };
         let deadline = Instant::now() + Duration::from_secs(60);
-        meet_unless(id, 2, 3, card.pack(), &mut gate, deadline, None).unwrap();
-        gate
+        meet_unless(id, 2, 3, info.pack(), &mut listener, deadline, None).unwrap();
+        listener
     }
 
     /// What rank 0 on host a and rank 1 on host b say where rank 2 does this after all have met.
-    /// The gate that it gives back stays open until they have said it.
+    /// The listener that it gives back stays open until they have said it.
     fn said_where_one(
         goes: impl Fn(&UniqueId, AuthListener) -> Option<AuthListener>,
     ) -> [String; 2] {
@@ -339,13 +342,13 @@ mod tests {
 
     #[test]
     fn a_rank_that_gives_up_on_its_host_is_not_taken_for_dead_on_others() {
-        let [first, second] = said_where_one(|id, gate| {
+        let [first, second] = said_where_one(|id, listener| {
             let id = id.derive_at(b"host 1", &[]);
             let (process, fds) = (process_token().unwrap(), Vec::new());
             let nothing = Contribution { payload: Vec::new(), process, fds };
             let deadline = Instant::now() + Duration::from_secs(60);
             exchange_unless(&id, 1, 2, nothing, deadline, LivenessProbe::default()).unwrap();
-            Some(gate)
+            Some(listener)
         });
         assert!(!second.contains("died"), "{second}");
         assert!(first.contains("rank 1 ") && !first.contains("died"), "{first}");
@@ -354,7 +357,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_dies_before_it_meets_those_of_its_host_is_missed_at_once() {
-        let [first, second] = said_where_one(|id, gate| {
+        let [first, second] = said_where_one(|id, listener| {
             // Whoever has the name waits for the others of the host.
             let name = rendezvous_name(&id.derive_at(b"host 1", &[]));
             let name = format!("@{}", String::from_utf8(name).unwrap());
@@ -362,7 +365,7 @@ mod tests {
             while !std::fs::read_to_string("/proc/net/unix").unwrap().contains(&name) {
                 assert!(started.elapsed() < Duration::from_secs(60), "nobody waits");
             }
-            drop(gate);
+            drop(listener);
             None
         });
         assert!(second.starts_with("rank 2 (") && second.contains("pid 12) died"), "{second}");
@@ -375,31 +378,31 @@ mod tests {
         let (process, fds) = (process_token().unwrap(), Vec::new());
         let mine = Contribution { payload: Vec::new(), process, fds };
         let gone = || vec![(0, Some(12)), (1, None)];
-        let doubts = LivenessProbe { absent: Some(&gone), ..LivenessProbe::default() };
+        let liveness_probe = LivenessProbe { absent: Some(&gone), ..LivenessProbe::default() };
         let deadline = Instant::now() + Duration::from_secs(60);
-        let unmet = exchange_unless(&id, 2, 3, mine, deadline, doubts).err().unwrap();
+        let unmet = exchange_unless(&id, 2, 3, mine, deadline, liveness_probe).err().unwrap();
         let text = apart(unmet.error, &[0, 1, 2]).to_string();
         assert!(text.contains("missing: [0, 1]") && !text.contains("died"), "{text}");
     }
 
     #[test]
     fn a_card_survives_its_bytes() {
-        let card = HostPeerInfo {
+        let info = HostPeerInfo {
             introduction: PeerInfo::new(&Config::default(), 2, true).unwrap(),
             host: [7; 32],
             pid: 12,
             addresses: vec!["10.0.0.1:80".parse().unwrap(), "[fe80::1%3]:90".parse().unwrap()],
             host_name: "a".into(),
         };
-        let bytes = card.pack();
+        let bytes = info.pack();
         let read = HostPeerInfo::unpack(&bytes).unwrap();
-        assert_eq!(read.addresses, card.addresses);
-        assert!(read.introduction == card.introduction && read.host == card.host);
+        assert_eq!(read.addresses, info.addresses);
+        assert!(read.introduction == info.introduction && read.host == info.host);
         assert_eq!((read.pid, read.host_name.as_str()), (12, "a"));
         let least = bytes.len() - 1;
         assert!((0..least).all(|end| HostPeerInfo::unpack(&bytes[..end]).is_none()));
         assert!(
-            HostPeerInfo::unpack(&bytes[..least]).is_some_and(|card| card.host_name.is_empty())
+            HostPeerInfo::unpack(&bytes[..least]).is_some_and(|info| info.host_name.is_empty())
         );
     }
 
@@ -416,19 +419,19 @@ mod tests {
 
     #[test]
     fn large_meetings_are_simulated_with_cards_of_the_right_length() {
-        let card = HostPeerInfo {
+        let info = HostPeerInfo {
             introduction: PeerInfo::new(&Config::default(), 2, false).unwrap(),
             host: [7; 32],
             pid: 12,
             addresses: vec!["10.0.0.1:80".parse().unwrap()],
             host_name: "node-012345".into(),
         };
-        assert_eq!(card.pack().len(), CARD);
+        assert_eq!(info.pack().len(), CARD);
     }
 
     #[test]
     fn the_longest_of_cards_is_no_more_than_a_meeting_takes() {
-        let card = HostPeerInfo {
+        let info = HostPeerInfo {
             introduction: PeerInfo::new(&Config::default(), 2, true).unwrap(),
             host: [7; 32],
             pid: 12,
@@ -436,7 +439,7 @@ mod tests {
             // What a kernel allows.
             host_name: "h".repeat(64),
         };
-        assert!(card.pack().len() <= MAX_PAYLOAD);
+        assert!(info.pack().len() <= MAX_PAYLOAD);
     }
 
     /// The bytes and the mappings that the ranks of other hosts take before a message is exchanged.

@@ -16,8 +16,8 @@ use crate::types::DataType;
 use std::fmt::Debug;
 use std::time::Instant;
 
-/// What a rank tells the others: its color, its key, the port of its gate for the new communicator,
-/// where there are other hosts, and how many descriptors it can open.
+/// What a rank tells the others: its color, its key, the port of its listener for the new
+/// communicator, where there are other hosts, and how many descriptors it can open.
 type SplitRequest = [i32; 4];
 
 /// The ranks that want this color, as the new communicator orders them.
@@ -71,8 +71,24 @@ impl Communicator {
     /// A communicator of the ranks that give the same color, ordered by (key, rank). `None` for a
     /// negative color.
     ///
-    /// The group's meeting ends soon where one of its ranks dies or fails, and where this
+    /// The group's rendezvous ends soon where one of its ranks dies or fails, and where this
     /// communicator is aborted meanwhile.
+    ///
+    /// ```
+    /// # use ringcomm::{Communicator, Config};
+    /// # let ranks = Communicator::init_all(4, &Config::default())?;
+    /// # std::thread::scope(|scope| {
+    /// #     for comm in &ranks {
+    /// #         scope.spawn(move || {
+    /// // Even ranks, and odd ones; each group in the order of the ranks.
+    /// let (color, key) = (comm.rank() as i32 % 2, 0);
+    /// let group = comm.split(color, key, None).unwrap().unwrap();
+    /// assert_eq!((group.rank(), group.nranks()), (comm.rank() / 2, 2));
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<(), ringcomm::Error>(())
+    /// ```
     pub fn split(
         &self,
         color: i32,
@@ -88,10 +104,10 @@ impl Communicator {
         *children += 1;
         let label = format!("split {child} {color}");
         let local_id = self.id.derive_at(label.as_bytes(), &[]);
-        let gate = self.child_gate(color, &local_id, &config);
-        // A rank without a gate says so before it fails: the others would wait for it.
-        let port = match &gate {
-            Ok(Some(gate)) => gate.addresses().first().map_or(0, |address| address.port()),
+        let listener = self.child_gate(color, &local_id, &config);
+        // A rank without a listener says so before it fails: the others would wait for it.
+        let port = match &listener {
+            Ok(Some(listener)) => listener.addresses().first().map_or(0, |address| address.port()),
             _ => 0,
         };
         let (room, lack) = match color {
@@ -105,11 +121,11 @@ impl Communicator {
         }
         let group = group_of(color, &all);
         self.check_room(&group, &all, lack)?;
-        let gate = gate?;
+        let listener = listener?;
         let config = &config?;
         let rank = group.iter().position(|rank| *rank == self.rank);
         let rank = rank.expect("this rank gave its own color");
-        if gate.is_some()
+        if listener.is_some()
             && let Some(shut) = group.iter().find(|rank| all[**rank][2] == 0)
         {
             return Err(Error::usage(format!(
@@ -117,28 +133,28 @@ impl Communicator {
             )));
         }
         // Who dies before it comes is known here, and to nobody that it would meet there.
-        let trouble = || match self.is_broken() {
+        let peer_error = || match self.is_broken() {
             true => self.check().err(),
             false => self.health.trouble_among(|rank| group.contains(&rank)),
         };
-        let is_called_off = || trouble().is_some();
+        let cancelled = || peer_error().is_some();
         let deadline = Instant::now() + config.init_timeout();
         let numbering = ChildRanks(&group);
-        let broken_off = || trouble().map(|error| numbering.to_child(error));
-        let is_broken_off: CancelCheck = Some(&broken_off);
-        let until = StopConditions { deadline, is_called_off: Some(&is_called_off), is_broken_off };
-        let made = match (&self.outside, gate) {
-            (Some(outside), Some(gate)) if !outside.share_a_host(&group) => {
+        let broken_off = || peer_error().map(|error| numbering.to_child(error));
+        let failed: CancelCheck = Some(&broken_off);
+        let until = StopConditions { deadline, cancelled: Some(&cancelled), failed };
+        let made = match (&self.outside, listener) {
+            (Some(outside), Some(listener)) if !outside.share_a_host(&group) => {
                 let root = outside.at_port(group[0], all[group[0]][2] as u16);
                 let id = self.id.derive_at(label.as_bytes(), &root);
-                let gate = if rank == 0 { gate.of_root() } else { gate };
-                Communicator::init_through(gate, group.len(), &id, rank, config, until)
+                let listener = if rank == 0 { listener.of_root() } else { listener };
+                Communicator::init_through(listener, group.len(), &id, rank, config, until)
             }
             _ => Communicator::init_unless(group.len(), &local_id, rank, config, until),
         };
         made.map(Some).map_err(|unmet| {
             let unmet = numbering.to_parent(unmet);
-            trouble().unwrap_or_else(|| self.health.with_cause(&group, unmet))
+            peer_error().unwrap_or_else(|| self.health.with_cause(&group, unmet))
         })
     }
 

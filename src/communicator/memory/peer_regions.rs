@@ -10,7 +10,7 @@
 use crate::communicator::call::{Call, Extents};
 use crate::error::{Error, Result};
 use crate::executor::direct::program::Used;
-use crate::executor::direct::run::{ADDRESS, Base, BufferAddresses, NOWHERE, UNUSED};
+use crate::executor::direct::run::{Base, BufferAddresses, BufferLocation};
 use crate::executor::send_recv::{Loan, SharedBuffers};
 use crate::transport::shm_export::{self, Mailbox, MailboxSender, Sent, ShmImports};
 use std::collections::{HashMap, HashSet};
@@ -105,18 +105,20 @@ impl Registrations {
     /// The region of a buffer and where it lies there, which all peers have been told.
     pub fn export_range(&mut self, address: *const u8, bytes: usize) -> Result<(u64, u64)> {
         if bytes == 0 {
-            return Ok((UNUSED, 0));
+            return Ok((BufferLocation::UNUSED, 0));
         }
         if self.one_process {
-            return Ok((ADDRESS, address.expose_provenance() as u64));
+            return Ok((BufferLocation::SAME_PROCESS, address.expose_provenance() as u64));
         }
-        let Some(found) = shm_export::find(address, bytes) else { return Ok((NOWHERE, 0)) };
+        let Some(found) = shm_export::find(address, bytes) else {
+            return Ok((BufferLocation::PRIVATE, 0));
+        };
         if !self.announced.contains(&found.region) {
             self.collect();
             let told = |peer: &MailboxSender| peer.send(found.region).is_ok();
             if !self.peers.iter().flatten().all(told) {
                 // Somebody's mailbox is full: this call goes through slots, a later one asks again.
-                return Ok((NOWHERE, 0));
+                return Ok((BufferLocation::PRIVATE, 0));
             }
             self.announced.insert(found.region);
             self.forget_regions();
@@ -225,10 +227,12 @@ impl Registrations {
     fn address(&mut self, region: u64, offset: u64, bytes: usize) -> Result<Option<*mut u8>> {
         let Ok(start) = usize::try_from(offset) else { return Ok(None) };
         Ok(match region {
-            UNUSED => (bytes == 0).then_some(std::ptr::null_mut()),
+            BufferLocation::UNUSED => (bytes == 0).then_some(std::ptr::null_mut()),
             // Only a thread of this process can know an address here.
-            ADDRESS => self.one_process.then(|| std::ptr::with_exposed_provenance_mut(start)),
-            NOWHERE => None,
+            BufferLocation::SAME_PROCESS => {
+                self.one_process.then(|| std::ptr::with_exposed_provenance_mut(start))
+            }
+            BufferLocation::PRIVATE => None,
             region => {
                 // A region of this process itself, exported by another rank's thread, resolves too.
                 if let Some(address) = shm_export::address(region, start, bytes) {
@@ -253,7 +257,7 @@ impl Registrations {
 
 impl SharedBuffers for Registrations {
     fn offer(&mut self, peer: usize, address: *const u8, bytes: usize) -> Loan {
-        let nowhere = Loan { region: NOWHERE, offset: 0 };
+        let nowhere = Loan { region: BufferLocation::PRIVATE, offset: 0 };
         let Some(found) = shm_export::find(address, bytes) else { return nowhere };
         let (region, offset) = (found.region, found.offset as u64);
         // A rank that gets no messages may never empty its mailbox, so only this peer is sent it.
@@ -316,17 +320,17 @@ mod tests {
                 (at(region, BYTES - 1), used(0, 2)),
                 (at(region, usize::MAX), used(2, 2)),
                 (at(region ^ 2, 0), used(1, 1)),
-                (at(NOWHERE, 0), used(0, 0)),
-                (at(UNUSED, 0), used(1, 0)),
-                (at(UNUSED, 0), used(0, 1)),
+                (at(BufferLocation::PRIVATE, 0), used(0, 0)),
+                (at(BufferLocation::UNUSED, 0), used(1, 0)),
+                (at(BufferLocation::UNUSED, 0), used(0, 1)),
                 // Addresses mean nothing between processes.
-                (at(ADDRESS, address.addr()), used(1, 1)),
+                (at(BufferLocation::SAME_PROCESS, address.addr()), used(1, 1)),
             ];
             for (buffer_addresses, used) in outside {
                 let base = memory.resolve(&buffer_addresses, &used).unwrap();
                 assert!(base.is_none(), "{buffer_addresses:?} with {used:?} gave {base:?}");
             }
-            assert!(memory.resolve(&at(UNUSED, 0), &used(0, 0)).unwrap().is_some());
+            assert!(memory.resolve(&at(BufferLocation::UNUSED, 0), &used(0, 0)).unwrap().is_some());
         };
         check();
         // Looking for what is not there has emptied the mailbox: now as peers map it.
@@ -381,9 +385,9 @@ mod tests {
             (region, 1, BYTES),
             (region, u64::MAX, 2),
             (region ^ 2, 0, 1),
-            (NOWHERE, 0, 1),
-            (UNUSED, 0, 1),
-            (ADDRESS, address.addr() as u64, 1),
+            (BufferLocation::PRIVATE, 0, 1),
+            (BufferLocation::UNUSED, 0, 1),
+            (BufferLocation::SAME_PROCESS, address.addr() as u64, 1),
         ] {
             let found = memory.find(&Loan { region, offset }, bytes).unwrap();
             assert!(found.is_none(), "{region:#x} + {offset} gave {found:?}");

@@ -8,7 +8,7 @@
 
 use super::peer_regions::Registrations;
 use crate::error::Result;
-use crate::executor::direct::run::{BufferAddresses, NOWHERE};
+use crate::executor::direct::run::{BufferAddresses, BufferLocation};
 use crate::executor::links::Links;
 use crate::executor::shm_two_shot;
 use crate::transport::fifo::Stamp;
@@ -77,7 +77,8 @@ impl SharedScratch {
         self.mine = ExportedRegion::new(bytes).ok();
         memory.drop_withdrawn();
         let located = self.mine.as_ref().map(|mine| memory.export_range(mine.address, mine.bytes));
-        let region = located.and_then(Result::ok).map_or(NOWHERE, |(region, _)| region);
+        let region =
+            located.and_then(Result::ok).map_or(BufferLocation::PRIVATE, |(region, _)| region);
         let mut resolve = |theirs: &_, used: &_| memory.resolve(theirs, used);
         if shm_two_shot::open(&at(region, 1.0), bytes, &mut resolve, links, stamp, watch)? {
             self.open = Some(region);

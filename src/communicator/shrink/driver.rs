@@ -45,7 +45,7 @@ struct Shrinking<'a> {
 }
 
 impl ShrinkEnv for &Shrinking<'_> {
-    type Gate = AuthListener;
+    type Listener = AuthListener;
 
     fn health(&self) -> &CommHealth {
         &self.communicator.health
@@ -56,9 +56,9 @@ impl ShrinkEnv for &Shrinking<'_> {
     }
 
     fn open_door(&self, label: &str) -> Result<(AuthListener, u16)> {
-        let gate = self.communicator.open_door(label, self.config)?;
-        let port = port_of(&gate);
-        Ok((gate, port))
+        let listener = self.communicator.open_door(label, self.config)?;
+        let port = port_of(&listener);
+        Ok((listener, port))
     }
 
     fn announce(&self, announcement: &Announcement) {
@@ -118,8 +118,8 @@ impl Shrinking<'_> {
         let broken_off = || is_stale().then(|| self.communicator.aborted());
         let until = StopConditions {
             deadline: self.deadline,
-            is_called_off: Some(&is_stale),
-            is_broken_off: Some(&broken_off),
+            cancelled: Some(&is_stale),
+            failed: Some(&broken_off),
         };
         let ShrinkAttempt { left, label, door } = attempt;
         self.communicator.make_of(&left, &label, door, self.config, until)

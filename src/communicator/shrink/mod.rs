@@ -1,8 +1,8 @@
 //! Smaller communicators: without the ranks that a list names, or without the dead.
 //!
 //! Ranks of one host meet as ranks of a machine do. Where those that are left are on several, the
-//! first of them opens a gate and says on its page where. It also numbers the attempts: of a list
-//! here, of survivors who name nobody in [`state_machine`].
+//! first of them opens a listener and says on its page where. It also numbers the attempts: of a
+//! list here, of survivors who name nobody in [`state_machine`].
 
 mod agreement;
 mod driver;
@@ -22,8 +22,8 @@ use state_machine::RendezvousPoint;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// How long what the meeting itself says of the first rank's failure may take longer than what its
-/// page says: a few turns of a busy core.
+/// How long what the rendezvous itself says of the first rank's failure may take longer than what
+/// its page says: a few turns of a busy core.
 const NEWS: Duration = Duration::from_millis(50);
 
 impl Communicator {
@@ -33,6 +33,21 @@ impl Communicator {
     /// Survivors that name nobody agree on who is dead, also where more die meanwhile. A rank that
     /// lives and does not come is waited for until the deadline, and named. An abort before it
     /// changes nothing, one meanwhile ends it.
+    ///
+    /// ```
+    /// # use ringcomm::{Communicator, Config};
+    /// # let ranks = Communicator::init_all(3, &Config::default())?;
+    /// # std::thread::scope(|scope| {
+    /// #     for comm in &ranks[..2] {
+    /// #         scope.spawn(move || {
+    /// // Ranks 0 and 1 go on; rank 2 need not know.
+    /// let rest = comm.shrink(&[2], None).unwrap();
+    /// assert_eq!((rest.rank(), rest.nranks()), (comm.rank(), 2));
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<(), ringcomm::Error>(())
+    /// ```
     pub fn shrink(&self, excluded: &[usize], config: Option<&Config>) -> Result<Communicator> {
         self.check_process()?;
         let config = &self.child_config(config)?;
@@ -59,13 +74,9 @@ impl Communicator {
         // It may have been aborted before: only another time matters.
         let aborts = self.aborts();
         let aborted = || (self.aborts() != aborts).then(|| self.aborted());
-        let is_called_off = || aborted().is_some() || self.health.any_dead(&left);
-        let is_broken_off = || aborted().or_else(|| self.health.death_among(&left));
-        let until = StopConditions {
-            deadline,
-            is_called_off: Some(&is_called_off),
-            is_broken_off: Some(&is_broken_off),
-        };
+        let cancelled = || aborted().is_some() || self.health.any_dead(&left);
+        let failed = || aborted().or_else(|| self.health.death_among(&left));
+        let until = StopConditions { deadline, cancelled: Some(&cancelled), failed: Some(&failed) };
         let made = self.shrink_by_list(&gone, &left, config, until);
         made.map_err(|unmet| aborted().unwrap_or_else(|| self.health.with_cause(&left, unmet)))
     }
@@ -127,9 +138,9 @@ impl Communicator {
                 over_since.set(since);
                 since.is_some_and(|since| now - since > NEWS)
             };
-            let is_called_off =
-                || until.is_called_off.is_some_and(|off| off()) || is_retried() || is_past();
-            let until = StopConditions { is_called_off: Some(&is_called_off), ..until };
+            let cancelled =
+                || until.cancelled.is_some_and(|off| off()) || is_retried() || is_past();
+            let until = StopConditions { cancelled: Some(&cancelled), ..until };
             let outcome = self.make_of(left, &label_of(gone, attempt), door, config, until);
             let Err(unmet) = outcome else { return outcome };
             // The first rank had left before those who called it off came, as this rank knew.
@@ -152,9 +163,9 @@ impl Communicator {
             self.show_attempt(number, 0);
             return Ok(RendezvousPoint::Here);
         }
-        let gate = self.open_door(label, config)?;
-        self.show_attempt(number, port_of(&gate));
-        Ok(RendezvousPoint::Mine(gate))
+        let listener = self.open_door(label, config)?;
+        self.show_attempt(number, port_of(&listener));
+        Ok(RendezvousPoint::Mine(listener))
     }
 
     /// Wait for the first of the ranks to say which attempt this is; not for one that this rank has
@@ -178,7 +189,7 @@ impl Communicator {
                     if here { RendezvousPoint::Here } else { RendezvousPoint::At(said.port) };
                 return Ok((said.label - list, door));
             }
-            if Instant::now() >= until.deadline || until.is_called_off.is_some_and(|off| off()) {
+            if Instant::now() >= until.deadline || until.cancelled.is_some_and(|off| off()) {
                 // What the first rank says is of an attempt before, and it is not there.
                 let here =
                     |rank: usize| rank == self.rank || rank != left[0] && self.is_at(rank, list);
@@ -211,7 +222,7 @@ impl Communicator {
         self.outside.as_ref().is_none_or(|outside| outside.share_a_host(ranks))
     }
 
-    /// A gate for those who know the label.
+    /// A listener for those who know the label.
     pub(super) fn open_door(&self, label: &str, config: &Config) -> Result<AuthListener> {
         let id = self.id.derive_at(label.as_bytes(), &[]);
         AuthListener::open(&id, &NetworkConfig::from(config))
@@ -230,18 +241,18 @@ impl Communicator {
         let rank = left.iter().position(|rank| *rank == self.rank).expect("it is left");
         let nranks = left.len();
         let numbering = ChildRanks(left);
-        let why = || until.is_broken_off.and_then(|why| why());
+        let why = || until.failed.and_then(|why| why());
         let broken_off = || why().map(|error| numbering.to_child(error));
-        let until = StopConditions { is_broken_off: Some(&broken_off), ..until };
+        let until = StopConditions { failed: Some(&broken_off), ..until };
         let id_at = |port: Option<u16>| {
             let place = self.outside.as_ref().zip(port);
             let place = place.map(|(outside, port)| outside.at_port(left[0], port));
             self.id.derive_at(label.as_bytes(), &place.unwrap_or_default())
         };
         let made = match door {
-            RendezvousPoint::Mine(gate) => {
-                let id = id_at(Some(port_of(&gate)));
-                Communicator::init_through(gate.of_root(), nranks, &id, rank, config, until)
+            RendezvousPoint::Mine(listener) => {
+                let id = id_at(Some(port_of(&listener)));
+                Communicator::init_through(listener.of_root(), nranks, &id, rank, config, until)
             }
             RendezvousPoint::At(port) => {
                 let id = id_at(Some(port));
@@ -288,9 +299,9 @@ fn has_failed(attempt: u64, later: u64) -> bool {
     of_list(attempt) == of_list(later) && later > attempt && (later - attempt).is_multiple_of(2)
 }
 
-/// The port that a gate listens at.
-fn port_of(gate: &AuthListener) -> u16 {
-    gate.addresses().first().map_or(0, |address| address.port())
+/// The port of a listener.
+fn port_of(listener: &AuthListener) -> u16 {
+    listener.addresses().first().map_or(0, |address| address.port())
 }
 
 #[cfg(test)]
@@ -321,7 +332,7 @@ mod tests {
             all_or_none(jobs).unwrap().into_iter().map(|made| made.unwrap()).collect();
         assert_eq!(made[0].len(), 5);
         let greeting =
-            Hello { purpose: Purpose::Data, rank: 1, to: 0, nranks: 3, lane: 0, note: 0 };
+            Hello { purpose: Purpose::Data, rank: 1, to: 0, nranks: 3, detail: 0, note: 0 };
         let mut all = vec![parent];
         for (index, id) in made[0].iter().enumerate() {
             assert_eq!(number_of(id), number_of(&made[1][index]), "the same on every rank");
@@ -329,8 +340,8 @@ mod tests {
                 assert_ne!(number_of(before), number_of(id), "a message tells them apart");
                 assert!(id.epoch() > all[0].epoch() && id.epoch() == made[1][index].epoch());
                 let recorded = Handshake::caller(&SharedSecret::new(before), &greeting).unwrap();
-                let mut gate = Handshake::gate(&SharedSecret::new(id)).unwrap();
-                let refused = gate.feed(&recorded.outgoing()[..HELLO]);
+                let mut listener = Handshake::listener(&SharedSecret::new(id)).unwrap();
+                let refused = listener.feed(&recorded.outgoing()[..HELLO]);
                 assert_eq!(refused, Err("a caller that does not hold the secret"));
             }
             all.push(id.clone());

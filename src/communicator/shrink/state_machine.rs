@@ -24,15 +24,15 @@ pub enum RendezvousPoint<G> {
 
 /// What a survivor needs of where it runs.
 pub trait ShrinkEnv {
-    type Gate;
+    type Listener;
 
     /// What it sees of the others.
     fn health(&self) -> &CommHealth;
 
     fn share_a_host(&self, ranks: &[usize]) -> bool;
 
-    /// A gate for those who know the label, and its port.
-    fn open_door(&self, label: &str) -> Result<(Self::Gate, u16)>;
+    /// A listener for those who know the label, and its port.
+    fn open_door(&self, label: &str) -> Result<(Self::Listener, u16)>;
 
     /// Show the other ranks an announcement.
     fn announce(&self, announcement: &Announcement);
@@ -69,7 +69,7 @@ pub struct ShrinkMachine<P: ShrinkEnv> {
     /// By rank: what this rank has seen of it.
     peers: Vec<PeerView>,
     /// Where the survivors meet in an attempt of this number, if this rank is the first of them.
-    door: Option<(u64, P::Gate)>,
+    door: Option<(u64, P::Listener)>,
     deadline: Instant,
 }
 
@@ -88,7 +88,7 @@ impl<P: ShrinkEnv> ShrinkMachine<P> {
     }
 
     /// Look at the others and go on.
-    pub fn advance(&mut self, now: Instant) -> Result<ShrinkStep<P::Gate>> {
+    pub fn advance(&mut self, now: Instant) -> Result<ShrinkStep<P::Listener>> {
         let before = self.agreement.mine().clone();
         look(self.place.health(), &mut self.peers);
         let act = self.agreement.look(&self.peers);
@@ -171,19 +171,19 @@ impl<P: ShrinkEnv> ShrinkMachine<P> {
         let proposes = self.agreement.mine().phase == Phase::Proposing;
         let opens = proposes && left[0] == self.rank() && !self.place.share_a_host(&left);
         if opens && self.door.as_ref().is_none_or(|(of, _)| *of != attempt) {
-            let (gate, port) = self.place.open_door(&Self::label(attempt))?;
+            let (listener, port) = self.place.open_door(&Self::label(attempt))?;
             self.agreement.meet_at(port);
-            self.door = Some((attempt, gate));
+            self.door = Some((attempt, listener));
         }
         self.place.announce(self.agreement.mine());
         Ok(())
     }
 
-    fn attempt(&mut self) -> ShrinkAttempt<P::Gate> {
+    fn attempt(&mut self) -> ShrinkAttempt<P::Listener> {
         let (left, number) = (self.left(), self.agreement.mine().attempt);
         let door = match self.door.take().filter(|(of, _)| *of == number) {
             _ if self.place.share_a_host(&left) => RendezvousPoint::Here,
-            Some((_, gate)) => RendezvousPoint::Mine(gate),
+            Some((_, listener)) => RendezvousPoint::Mine(listener),
             None => RendezvousPoint::At(self.peers[left[0]].announced.port),
         };
         ShrinkAttempt { left, label: Self::label(number), door }

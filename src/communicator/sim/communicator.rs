@@ -4,7 +4,7 @@
 use super::all_reduce::{Loss, Operation, Progress, Wire};
 use crate::algorithm::Algorithm;
 use crate::bootstrap::UniqueId;
-use crate::bootstrap::sim::gate::Gate;
+use crate::bootstrap::sim::listener::Listener;
 use crate::bootstrap::sim::net::Port;
 use crate::communicator::call::fingerprint::mix;
 use crate::communicator::call::signature::CallSignature;
@@ -39,7 +39,7 @@ pub struct SimCommunicator {
     /// There is something that the control thread has not been told.
     pub news: Rc<Cell<bool>>,
     pub addresses: Vec<SocketAddr>,
-    gate: Gate,
+    listener: Listener,
     plane: Plane<Port>,
     wires: Vec<Wire>,
     operation: Option<(Instant, Operation)>,
@@ -67,7 +67,7 @@ pub fn pid_of(member: usize) -> u32 {
 impl SimCommunicator {
     /// A communicator whose trial has begun.
     pub fn new(
-        gate: Gate,
+        listener: Listener,
         id: UniqueId,
         rank: usize,
         members: Vec<usize>,
@@ -82,7 +82,7 @@ impl SimCommunicator {
         }
         let seat = ControlIdentity {
             rank,
-            secret: gate.secret.clone(),
+            secret: listener.secret.clone(),
             addresses: addresses.iter().map(|address| vec![*address]).collect(),
             remote: (0..nranks).map(|other| other != rank).collect(),
             pages: pages.clone(),
@@ -101,13 +101,13 @@ impl SimCommunicator {
             together: false,
         };
         let mut crew = SimCommunicator {
-            plane: Plane::new(seat, gate.caller(), now),
+            plane: Plane::new(seat, listener.caller(), now),
             members,
             id,
             health: Rc::new(health),
             news: Rc::new(Cell::new(true)),
             addresses,
-            gate,
+            listener,
             wires: (0..nranks).map(|_| Wire::default()).collect(),
             operation: None,
             is_new: true,
@@ -132,14 +132,14 @@ impl SimCommunicator {
             self.plane.publish();
         }
         let arrivals = match self.plane.receives() {
-            true => self.gate.advance(now),
+            true => self.listener.advance(now),
             false => Vec::new(),
         };
         let everybody: Vec<usize> = (0..self.members.len()).collect();
         self.plane.advance(now, arrivals, &everybody);
-        for lane in self.plane.take_data_connections() {
-            let wire = &mut self.wires[lane.peer];
-            match lane.outcome {
+        for data_socket in self.plane.take_data_connections() {
+            let wire = &mut self.wires[data_socket.peer];
+            match data_socket.outcome {
                 Ok(arrival) => wire.connected(arrival.stream, &arrival.keys),
                 Err(_) => drop(wire.loss.get_or_insert(Loss::Found)),
             }
@@ -151,12 +151,12 @@ impl SimCommunicator {
 
     /// When the control thread has something to do though nothing arrives.
     pub fn next_deadline(&self, now: Instant) -> Instant {
-        let gate = self.gate.next_deadline(now).filter(|_| self.plane.receives());
+        let listener = self.listener.next_deadline(now).filter(|_| self.plane.receives());
         let answers = self.wires.iter().filter_map(|wire| match wire.loss {
             Some(Loss::Asked { until }) if until > now => Some(until),
             _ => None,
         });
-        gate.into_iter().chain(answers).fold(self.plane.next_deadline(), Instant::min)
+        listener.into_iter().chain(answers).fold(self.plane.next_deadline(), Instant::min)
     }
 
     /// End this rank's part, as dropping a communicator does.

@@ -1,8 +1,8 @@
 //! Whole lives on a virtual network and clock: ranks meet, work, die, agree, shrink and work on.
 //!
-//! One seed decides every delay and every fault. What runs is the code of the library: gates,
-//! handshakes and the meeting of the bootstrap, a control plane for every communicator, the watch
-//! of a call that waits, the attempts of a shrink and the agreement in them, and plans of the
+//! One seed decides every delay and every fault. What runs is the code of the library: listeners,
+//! handshakes and the rendezvous of the bootstrap, a control plane for every communicator, the
+//! watch of a call that waits, the attempts of a shrink and the agreement in them, and plans of the
 //! collectives. Sockets, threads and time are virtual, every rank is on a host of its own, and a
 //! connection for data carries one number for each chunk. An operation that fails names somebody
 //! who has died. In the end all who live are in one communicator without the dead and add up

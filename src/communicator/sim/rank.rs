@@ -1,7 +1,7 @@
 //! The life of a rank: it joins, works, and when that fails shrinks and works on.
 
 use super::communicator::{PATIENCE, SimCommunicator};
-use crate::bootstrap::sim::gate::{Gate, Guest, Meeting};
+use crate::bootstrap::sim::listener::{Guest, Listener, Rendezvous};
 use crate::bootstrap::sim::net::Shared;
 use crate::bootstrap::{BootstrapError, UniqueId};
 use crate::communicator::health::wait_check::CommHealth;
@@ -17,30 +17,31 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// Parties of the network are numbered so that this many ranks can each have any number of gates.
+/// Parties of the network are numbered so that this many ranks can each have any number of
+/// listeners.
 pub const MOST_RANKS: usize = 64;
 
-/// Where gates are opened.
+/// Where listeners are opened.
 #[derive(Clone)]
 pub struct Ground {
     pub net: Shared,
-    gates: Rc<Cell<usize>>,
+    listeners: Rc<Cell<usize>>,
 }
 
 impl Ground {
     pub fn new(net: Shared) -> Ground {
-        Ground { net, gates: Rc::default() }
+        Ground { net, listeners: Rc::default() }
     }
 
-    /// What a rank is on the network, by each of its gates.
+    /// What a rank is on the network, by each of its listeners.
     pub fn parties(&self, rank: usize) -> impl Iterator<Item = usize> {
-        (0..self.gates.get()).map(move |number| number * MOST_RANKS + rank)
+        (0..self.listeners.get()).map(move |number| number * MOST_RANKS + rank)
     }
 
-    pub fn open(&self, rank: usize, id: &UniqueId) -> Gate {
-        let number = self.gates.replace(self.gates.get() + 1);
+    pub fn open(&self, rank: usize, id: &UniqueId) -> Listener {
+        let number = self.listeners.replace(self.listeners.get() + 1);
         let address = SocketAddr::from(([10, 0, 0, rank as u8 + 1], 4000 + number as u16));
-        Gate::open(&self.net, number * MOST_RANKS + rank, address, id)
+        Listener::open(&self.net, number * MOST_RANKS + rank, address, id)
     }
 }
 
@@ -54,7 +55,7 @@ struct Post {
 }
 
 impl ShrinkEnv for Post {
-    type Gate = Gate;
+    type Listener = Listener;
 
     fn health(&self) -> &CommHealth {
         &self.health
@@ -64,10 +65,10 @@ impl ShrinkEnv for Post {
         ranks.len() == 1
     }
 
-    fn open_door(&self, label: &str) -> Result<(Gate, u16)> {
-        let gate = self.ground.open(self.number, &self.id.derive_at(label.as_bytes(), &[]));
-        let port = gate.address.port();
-        Ok((gate, port))
+    fn open_door(&self, label: &str) -> Result<(Listener, u16)> {
+        let listener = self.ground.open(self.number, &self.id.derive_at(label.as_bytes(), &[]));
+        let port = listener.address.port();
+        Ok((listener, port))
     }
 
     fn announce(&self, announcement: &Announcement) {
@@ -79,8 +80,8 @@ impl ShrinkEnv for Post {
 /// A communicator on its way.
 #[allow(clippy::large_enum_variant, reason = "a rank has one at most")]
 enum Making {
-    Meeting {
-        meeting: Meeting,
+    Rendezvous {
+        rendezvous: Rendezvous,
         id: UniqueId,
         rank: usize,
         members: Vec<usize>,
@@ -109,9 +110,9 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Join the others; the first of them has opened its gate already.
+    /// Join the others; the first of them has opened its listener already.
     pub fn join(
-        gate: Gate,
+        listener: Listener,
         id: &UniqueId,
         (number, nranks): (usize, usize),
         root: Option<SocketAddr>,
@@ -119,7 +120,7 @@ impl Rank {
         now: Instant,
     ) -> Rank {
         let members: Vec<usize> = (0..nranks).collect();
-        let making = meet(gate, id.clone(), number, members, root, now);
+        let making = meet(listener, id.clone(), number, members, root, now);
         Rank {
             number,
             ground,
@@ -148,7 +149,7 @@ impl Rank {
     fn crews(&mut self) -> impl Iterator<Item = &mut SimCommunicator> {
         let trying = self.making.iter_mut().filter_map(|making| match making {
             Making::Trying(crew) => Some(crew),
-            Making::Meeting { .. } => None,
+            Making::Rendezvous { .. } => None,
         });
         let others = self.crew.iter_mut().chain(&mut self.made).chain(&mut self.leaving);
         others.chain(trying)
@@ -170,11 +171,11 @@ impl Rank {
         self.crews().any(|crew| crew.news.get())
     }
 
-    /// When its meeting has something to do though nothing arrives.
+    /// When its rendezvous has something to do though nothing arrives.
     pub fn meets_until(&self, now: Instant) -> Option<Instant> {
         match &self.making {
-            Some(Making::Meeting { meeting, .. }) if self.leaving.is_empty() => {
-                meeting.next_deadline(now)
+            Some(Making::Rendezvous { rendezvous, .. }) if self.leaving.is_empty() => {
+                rendezvous.next_deadline(now)
             }
             _ => None,
         }
@@ -220,7 +221,7 @@ impl Rank {
             id: crew.id.clone(),
             ground: self.ground.clone(),
         };
-        let survivor = ShrinkMachine::begin(post, now + PATIENCE).expect("gates open");
+        let survivor = ShrinkMachine::begin(post, now + PATIENCE).expect("listeners open");
         self.survivor = Some(survivor);
     }
 
@@ -259,13 +260,13 @@ impl Rank {
     }
 
     /// Make the communicator of an attempt.
-    fn attempt(&self, attempt: ShrinkAttempt<Gate>, now: Instant) -> Making {
+    fn attempt(&self, attempt: ShrinkAttempt<Listener>, now: Instant) -> Making {
         let ShrinkAttempt { left, label, door } = attempt;
         let crew = self.crew.as_ref().expect("it shrinks one");
         let rank = left.iter().position(|rank| *rank == crew.rank()).expect("it is left");
         let members = left.iter().map(|rank| crew.members[*rank]).collect();
-        let (gate, root) = match door {
-            RendezvousPoint::Mine(gate) => (Some(gate), None),
+        let (listener, root) = match door {
+            RendezvousPoint::Mine(listener) => (Some(listener), None),
             RendezvousPoint::At(port) => {
                 let mut root = crew.addresses[left[0]];
                 root.set_port(port);
@@ -273,12 +274,12 @@ impl Rank {
             }
             RendezvousPoint::Here => (None, None),
         };
-        let place = root.or(gate.as_ref().map(|gate| gate.address));
+        let place = root.or(listener.as_ref().map(|listener| listener.address));
         let id = crew.id.derive_at(label.as_bytes(), place.as_slice());
-        let gate = gate.unwrap_or_else(|| self.ground.open(self.number, &id));
+        let listener = listener.unwrap_or_else(|| self.ground.open(self.number, &id));
         match left.len() {
-            1 => Making::Trying(SimCommunicator::new(gate, id, 0, members, Vec::new(), now)),
-            _ => meet(gate, id, rank, members, root, now),
+            1 => Making::Trying(SimCommunicator::new(listener, id, 0, members, Vec::new(), now)),
+            _ => meet(listener, id, rank, members, root, now),
         }
     }
 
@@ -286,10 +287,10 @@ impl Rank {
     fn make(&mut self, now: Instant) -> Result<bool, String> {
         let mut is_stale = || self.survivor.as_mut().is_some_and(ShrinkMachine::is_stale);
         let outcome = match self.making.as_mut().expect("it is being made") {
-            Making::Meeting { meeting, .. } if meeting.is_undecided() && is_stale() => {
+            Making::Rendezvous { rendezvous, .. } if rendezvous.is_undecided() && is_stale() => {
                 Err(Error::Aborted { rank: self.number, operation: None }.into())
             }
-            Making::Meeting { meeting, .. } => match meeting.advance(now) {
+            Making::Rendezvous { rendezvous, .. } => match rendezvous.advance(now) {
                 None => return Ok(false),
                 Some(outcome) => outcome,
             },
@@ -307,14 +308,14 @@ impl Rank {
             }
         };
         match (self.making.take().expect("as above"), outcome) {
-            (Making::Meeting { meeting, id, rank, members }, Ok(cards)) => {
-                let addresses = cards.iter().map(|card| address_in(card)).collect();
-                let gate = meeting.into_gate();
-                let crew = SimCommunicator::new(gate, id, rank, members, addresses, now);
+            (Making::Rendezvous { rendezvous, id, rank, members }, Ok(infos)) => {
+                let addresses = infos.iter().map(|info| address_in(info)).collect();
+                let listener = rendezvous.into_gate();
+                let crew = SimCommunicator::new(listener, id, rank, members, addresses, now);
                 self.making = Some(Making::Trying(crew));
             }
             (Making::Trying(crew), Ok(_)) => self.keep(crew)?,
-            (Making::Meeting { .. }, Err(unmet)) => self.fail(unmet)?,
+            (Making::Rendezvous { .. }, Err(unmet)) => self.fail(unmet)?,
             (Making::Trying(crew), Err(unmet)) => {
                 self.leave(Some(crew), now);
                 self.fail(unmet)?;
@@ -349,7 +350,7 @@ impl Rank {
 }
 
 fn meet(
-    gate: Gate,
+    listener: Listener,
     id: UniqueId,
     rank: usize,
     members: Vec<usize>,
@@ -359,22 +360,22 @@ fn meet(
     let guest = Guest {
         rank,
         nranks: members.len(),
-        mine: gate.address.to_string().into_bytes(),
+        mine: listener.address.to_string().into_bytes(),
         root,
         deadline: now + PATIENCE,
-        note: gate.port.owner as u64 + 1,
+        note: listener.port.owner as u64 + 1,
     };
-    Making::Meeting { meeting: Meeting::new(gate, guest, now), id, rank, members }
+    Making::Rendezvous { rendezvous: Rendezvous::new(listener, guest, now), id, rank, members }
 }
 
-fn address_in(card: &[u8]) -> SocketAddr {
-    str::from_utf8(card).ok().and_then(|text| text.parse().ok()).expect("a card has an address")
+fn address_in(info: &[u8]) -> SocketAddr {
+    str::from_utf8(info).ok().and_then(|text| text.parse().ok()).expect("a info has an address")
 }
 
 impl fmt::Display for Rank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let doing = match (&self.survivor, &self.making) {
-            (_, Some(Making::Meeting { members, .. })) => format!("meets {members:?}"),
+            (_, Some(Making::Rendezvous { members, .. })) => format!("meets {members:?}"),
             (_, Some(Making::Trying(crew))) => format!("tries {:?}", crew.members),
             (Some(survivor), None) => format!("announces {:?}", survivor.mine()),
             (None, None) => "works".into(),

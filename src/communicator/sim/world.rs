@@ -5,7 +5,7 @@ use super::rank::{Ground, MOST_RANKS, Rank};
 use crate::bootstrap::UniqueId;
 use crate::bootstrap::sim::Simulated;
 use crate::bootstrap::sim::crypto::{Seeded, seed as seed_primitives};
-use crate::bootstrap::sim::gate::Gate;
+use crate::bootstrap::sim::listener::Listener;
 use crate::bootstrap::sim::net::{Happening, Net, Shared};
 use crate::communicator::number_of;
 use crate::error::Error;
@@ -39,7 +39,7 @@ const MOST_REST_US: u64 = 20_000;
 const SHRINK_STEPS: u64 = 60;
 
 /// In which most ranks meet: some ways take a fifth of a second.
-const MEETING: Duration = Duration::from_millis(700);
+const RENDEZVOUS: Duration = Duration::from_millis(700);
 
 /// After which nothing new goes wrong.
 const ACTION: Duration = Duration::from_millis(1200);
@@ -86,8 +86,8 @@ pub struct World {
     actors: Vec<Actor>,
     id: UniqueId,
     ground: Ground,
-    /// The gate of rank 0, until it starts.
-    first: Option<Gate>,
+    /// The listener of rank 0, until it starts.
+    first: Option<Listener>,
     /// Where that is.
     root: SocketAddr,
     begin: Instant,
@@ -116,8 +116,8 @@ impl World {
         };
         let actors = (0..nranks).map(actor).collect();
         let faults = faults.to_vec();
-        let gate = ground.open(0, &id);
-        let (root, first, ahead) = (gate.address, Some(gate), 0);
+        let listener = ground.open(0, &id);
+        let (root, first, ahead) = (listener.address, Some(listener), 0);
         let mut world =
             World { net, faults, actors, id, ground, first, root, begin, numbers, ahead };
         world.plan();
@@ -135,7 +135,7 @@ impl World {
         // While they meet, which ends it for all, or mostly while they work.
         let (quiet, span) = match numbers.chance(10) {
             true => (Duration::ZERO, Duration::from_millis(30)),
-            false => (MEETING, ACTION - MEETING),
+            false => (RENDEZVOUS, ACTION - RENDEZVOUS),
         };
         // Some worlds lose one rank, some all but one.
         let of_a_hundred = 10 + numbers.below(60);
@@ -241,10 +241,10 @@ impl World {
     fn start(&mut self, rank: usize, now: Instant) {
         let first = self.first.take_if(|_| rank == 0);
         let root = if first.is_some() { None } else { Some(self.root) };
-        let gate = first.unwrap_or_else(|| self.ground.open(rank, &self.id));
+        let listener = first.unwrap_or_else(|| self.ground.open(rank, &self.id));
         let (nranks, ground) = (self.actors.len(), self.ground.clone());
         self.actors[rank].rank =
-            Some(Rank::join(gate, &self.id, (rank, nranks), root, ground, now));
+            Some(Rank::join(listener, &self.id, (rank, nranks), root, ground, now));
         self.tend(rank, now);
     }
 

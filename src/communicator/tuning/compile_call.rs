@@ -67,9 +67,9 @@ impl PlanContext {
         // shared, between threads it is the slots where a rank calls in place what that does not
         // suit.
         let always = self.one_process && direct.as_ref().is_some_and(|program| program.in_place);
-        let by_kernel = kernel.as_ref().is_some_and(|program| program.in_place);
+        let by_cma = kernel.as_ref().is_some_and(|program| program.in_place);
         let of_windows = chosen.two_shot.filter(|_| two_shot.is_some());
-        let otherwise = of_windows.or(chosen.cma.filter(|_| by_kernel)).unwrap_or(chosen.slots);
+        let otherwise = of_windows.or(chosen.cma.filter(|_| by_cma)).unwrap_or(chosen.slots);
         let best = chosen.direct.filter(|_| always).unwrap_or(otherwise);
         let descriptor = describe(call, best.algorithm);
         let fingerprint = descriptor.fingerprint(layout_word(call));
@@ -86,7 +86,7 @@ impl PlanContext {
         let mut ready = BoundCall::new(key, descriptor, fingerprint, staged, way, chunks, us);
         (ready.mapped, ready.two_shot, ready.cma) = (mapped, two_shot, kernel);
         ready.portions = self.portions(call, &ready.extents, config)?;
-        ready.forbears = asks && chosen.backs_off(call.collective);
+        ready.backs_off = asks && chosen.backs_off(call.collective);
         Ok(ready)
     }
 

@@ -1,4 +1,4 @@
-//! Which shapes of calls it has been in vain to ask about.
+//! Back-off for shapes of calls whose ranks have asked in vain whether their buffers can be shared.
 //!
 //! Where processes run a call in each other's buffers if all of those suit that, they ask first:
 //! all tell all where their buffers are, and nobody goes on before it has heard the others. For a

@@ -110,7 +110,7 @@ pub struct BoundCall {
     /// How it is cut where ranks are on devices, if it is long.
     pub portions: Option<Portions>,
     /// Whether a call that asked in vain for the ranks' buffers is followed by some that do not.
-    pub forbears: bool,
+    pub backs_off: bool,
     /// The program of `way` in words, where it depends on the buffers whether that runs.
     pub mapped: Option<Mapped>,
 }
@@ -137,7 +137,7 @@ impl BoundCall {
             two_shot: None,
             cma: None,
             portions: None,
-            forbears: false,
+            backs_off: false,
             chunks,
             predicted_us,
             mapped: None,

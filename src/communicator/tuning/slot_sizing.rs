@@ -85,8 +85,8 @@ pub(in crate::communicator) fn on_hosts(
 ) -> Result<OnHosts> {
     let short = |slots: FifoShape| Lengths { cut: slots.slot_bytes.min(LONGEST_SHORT), whole: 0 };
     let wire = |geometry: FifoShape, steps: Lengths, messages: Lengths| {
-        let Config { protection, nsocks: lanes, .. } = *config;
-        Settings { geometry, steps, messages, protection, lanes }
+        let Config { protection, nsocks: data_sockets, .. } = *config;
+        Settings { geometry, steps, messages, protection, data_sockets }
     };
     if is_less(config, nranks) {
         let slots = geometry(config, nranks)?;

@@ -53,7 +53,7 @@ pub struct Fused<'a> {
     /// Of the largest piece.
     bytes: usize,
     /// Blocks of every launch, where those of all ranks meet.
-    meeting_blocks: Option<u32>,
+    barrier_blocks: Option<u32>,
 }
 
 /// What copies move elements of so many bytes as: numbers of that width where all buffers are
@@ -112,23 +112,23 @@ impl<'a> Fused<'a> {
         arguments.op = op as i32;
         arguments.parts = parts as u64;
         arguments.tile = tile(bytes, kernels.device().multiprocessors, parts, size);
-        let (ends, meeting_blocks) = (0, None);
-        Fused { kernels, stream, size, data_type, arguments, ends, flags, bytes, meeting_blocks }
+        let (ends, barrier_blocks) = (0, None);
+        Fused { kernels, stream, size, data_type, arguments, ends, flags, bytes, barrier_blocks }
     }
 
-    /// Let every launch begin and end with a meeting of the same blocks of all ranks, which add
+    /// Let every launch begin and end with a barrier of the same blocks of all ranks, which add
     /// pieces of the same ends: a piece of a length of none is one, too.
-    pub fn meeting(mut self, meeting: abi::Meeting, blocks: u32) -> Fused<'a> {
-        self.arguments.call.meeting = meeting;
+    pub fn barrier(mut self, barrier: abi::Barrier, blocks: u32) -> Fused<'a> {
+        self.arguments.call.barrier = barrier;
         self.arguments.tile = tile(self.bytes, blocks, self.arguments.parts as usize, self.size);
-        self.meeting_blocks = Some(blocks);
+        self.barrier_blocks = Some(blocks);
         self
     }
 
     /// Add a piece. The context is current.
     pub fn add(&mut self, sources: &[Address], targets: &[Address], count: usize) -> Result<()> {
         assert!(sources.len() + targets.len() <= MOST_ENDS && !sources.is_empty());
-        if (count == 0 && self.meeting_blocks.is_none()) || targets.is_empty() {
+        if (count == 0 && self.barrier_blocks.is_none()) || targets.is_empty() {
             return Ok(());
         }
         let call = self.arguments.call;
@@ -155,11 +155,11 @@ impl<'a> Fused<'a> {
         Ok(())
     }
 
-    /// Launch what was added since the last time; a meeting also where that is nothing. The context
+    /// Launch what was added since the last time; a barrier also where that is nothing. The context
     /// is current.
     pub fn launch(&mut self) -> Result<()> {
         let tiles = self.arguments.call.ntiles;
-        if let Some(blocks) = self.meeting_blocks {
+        if let Some(blocks) = self.barrier_blocks {
             self.send(blocks)?;
         } else if tiles > 0 {
             self.send(tiles.min(self.kernels.device().multiprocessors))?;

@@ -155,7 +155,7 @@ impl<T: Send + 'static> Drop for DeferredFree<T> {
 
 /// Drop it, now or when no kernels wait for each other.
 fn let_go_of<T: Send + 'static>(one: T) {
-    let_go(one, |state, one| state.kept.push(Box::new(one)));
+    release_when_idle(one, |state, one| state.kept.push(Box::new(one)));
 }
 
 /// Memory that somebody else may have after its owner.
@@ -190,9 +190,9 @@ impl<T: DeviceBlock> DeferredFree<T> {
     }
 
     /// Nothing uses it any more, and nothing will.
-    pub fn retire(mut self) {
+    pub fn release(mut self) {
         if let Some(one) = self.0.take() {
-            let_go(one, |state, one| T::among(&mut state.spares).push(one));
+            release_when_idle(one, |state, one| T::among(&mut state.spares).push(one));
         }
     }
 }
@@ -208,7 +208,7 @@ fn spare<T: DeviceBlock>(spares: &mut Vec<T>, device: &Device, bytes: usize) -> 
 }
 
 /// Free what it is, or keep it where it cannot be freed.
-fn let_go<T>(one: T, keep: impl FnOnce(&mut LaunchState, T)) {
+fn release_when_idle<T>(one: T, keep: impl FnOnce(&mut LaunchState, T)) {
     let mut state = STATE.lock();
     if state.interlocked > 0 {
         return keep(&mut state, one);

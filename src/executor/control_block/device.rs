@@ -10,7 +10,7 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 #[repr(C, align(128))]
 pub struct Flag(AtomicU32);
 
-/// More than all meetings that are under way, and less than half of what a word counts.
+/// More than all barriers that are under way, and less than half of what a word counts.
 const FAR: u32 = 1 << 30;
 
 impl Flag {
@@ -139,7 +139,7 @@ impl DevicePage {
 
     /// Do in the owner's place all that its device was given and never does; whether there is such
     /// work. Peers wait for nothing else.
-    pub fn let_go(&self) -> bool {
+    pub fn release_when_idle(&self) -> bool {
         let before = self.before.release_waiters(self.told.load(Acquire));
         let after = self.after.release_waiters(self.launched.load(Acquire));
         before || after
@@ -262,10 +262,12 @@ mod tests {
     fn only_what_was_given_and_is_not_done_is_let_go() {
         let page = page();
         page.begin();
-        assert!(!page.let_go() && !page.before.has_reached(1) && !page.after.has_reached(1));
+        assert!(
+            !page.release_when_idle() && !page.before.has_reached(1) && !page.after.has_reached(1)
+        );
         page.announce_write(1);
         page.mark_launched(1);
         assert!(page.is_at_work());
-        assert!(page.let_go() && page.before.has_reached(1) && !page.is_at_work());
+        assert!(page.release_when_idle() && page.before.has_reached(1) && !page.is_at_work());
     }
 }

@@ -1,4 +1,4 @@
-//! What a rank announces while the survivors of a failure agree on who is left.
+//! Seqlock of what a rank announces while the survivors of a failure agree on who is left.
 //!
 //! Several words that belong together, with one writer and any number of readers: the writer makes
 //! the version odd, writes, makes it even again, and a reader that saw the version change, or saw

@@ -25,8 +25,8 @@ impl AbortBlock {
     }
 
     /// No kernel reads or writes it any more.
-    pub(super) fn retire(self) {
-        self.pinned.retire();
+    pub(super) fn release(self) {
+        self.pinned.release();
     }
 
     /// As the device addresses it.
@@ -42,7 +42,7 @@ impl AbortBlock {
     fn words(&self) -> impl Iterator<Item = &AtomicU64> {
         let flags = self.pinned.pointer().cast_const().cast::<abi::Flag>();
         // SAFETY: the first thing in the block: as many flags, whose words the kernels only read.
-        (0..abi::MEETING_BLOCKS).map(move |block| unsafe { &*flags.add(block).cast::<AtomicU64>() })
+        (0..abi::BARRIER_BLOCKS).map(move |block| unsafe { &*flags.add(block).cast::<AtomicU64>() })
     }
 
     /// Kernels of the rank end, those that run and those that have not begun.
@@ -91,7 +91,7 @@ impl fmt::Display for Ending {
         let what = match waiting {
             abi::FOR_MESSAGE => "a message",
             abi::FOR_SLOT => "a free slot",
-            abi::FOR_MEETING => "the meeting",
+            abi::FOR_BARRIER => "the barrier",
             abi::FOR_LINES => "the lines",
             _ => "the probe",
         };

@@ -63,7 +63,7 @@ unsafe fn launch_rows(
             unsafe { kernels.run(what, &arguments, grid(blocks), stream)? };
         }
         KernelPath::Pieces => {
-            let blocks = stations[0].meeting_blocks(work);
+            let blocks = stations[0].barrier_blocks(work);
             let (data_type, arguments) = pieces_of(stations, blocks, work, stream)?;
             // SAFETY: as above.
             unsafe {
@@ -109,7 +109,7 @@ fn table(station: &mut KernelLauncher, content: &[u8], stream: RawStream) -> Res
     station.table(content, stream, content.len(), |_, place| place.copy_from_slice(content))
 }
 
-/// A row for each rank with its part of every block, between two meetings.
+/// A row for each rank with its part of every block, between two barriers.
 fn pieces_of(
     stations: &mut [KernelLauncher],
     blocks: u32,
@@ -146,7 +146,7 @@ fn pieces_of(
             npieces: (all.len() - first_piece) as u32,
             ntiles,
             unused: 0,
-            meeting: station.meeting(),
+            barrier: station.barrier(),
         });
     }
     let mut content = Vec::new();

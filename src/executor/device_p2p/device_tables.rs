@@ -111,7 +111,7 @@ impl Tables {
     }
 
     /// Nothing reads the mirror any more.
-    pub fn retire(self) {
-        self.mirror.retire();
+    pub fn release(self) {
+        self.mirror.release();
     }
 }

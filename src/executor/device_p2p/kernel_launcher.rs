@@ -267,7 +267,7 @@ impl KernelLauncher {
     }
 
     /// Each rank has a grid as large as every other's: the blocks meet one by one.
-    pub(super) fn meeting_blocks(&self, work: &KernelWork) -> u32 {
+    pub(super) fn barrier_blocks(&self, work: &KernelWork) -> u32 {
         /// A block's threads with sixteen bytes each.
         const USEFUL: usize = 16 * abi::THREADS;
         let blocks = (work.bytes() / self.geometry.nranks).div_ceil(USEFUL);
@@ -285,7 +285,7 @@ impl KernelLauncher {
             }
             false => Fused::copying(kernels, stream, moved, bytes),
         };
-        let mut fused = fused.meeting(self.meeting(), self.meeting_blocks(work));
+        let mut fused = fused.barrier(self.barrier(), self.barrier_blocks(work));
         let unit = size / moved.size();
         pieces(&shape(work), work.places, (self.rank, nranks), |sources, targets, len| {
             fused.add(sources, targets, len * unit)
@@ -293,8 +293,8 @@ impl KernelLauncher {
         fused.launch()
     }
 
-    pub(super) fn meeting(&self) -> abi::Meeting {
-        abi::Meeting {
+    pub(super) fn barrier(&self) -> abi::Barrier {
+        abi::Barrier {
             flags: self.parts.flags,
             epochs: self.parts.epochs,
             nranks: self.geometry.nranks as u32,
@@ -441,18 +441,18 @@ impl KernelLauncher {
     }
 
     /// Let its memory go: it is at rest, and so are all that know its ground.
-    pub fn retire(self) {
+    pub fn release(self) {
         let KernelMemory { ground, private, first } = self.memory;
-        ground.into_iter().for_each(DeferredFree::retire);
-        private.retire();
-        first.retire();
-        self.tables.retire();
+        ground.into_iter().for_each(DeferredFree::release);
+        private.release();
+        first.release();
+        self.tables.release();
         // Who else knows the control has let go of it before.
-        Arc::into_inner(self.control).into_iter().for_each(AbortBlock::retire);
+        Arc::into_inner(self.control).into_iter().for_each(AbortBlock::release);
     }
 
     /// Give its memory up without freeing it: kernels may still come.
-    pub fn give_up(self) {
+    pub fn leak(self) {
         std::mem::forget((self.memory, self.tables, self.control));
     }
 }

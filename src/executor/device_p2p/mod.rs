@@ -36,7 +36,7 @@ use crate::types::{DataType, ReduceOp};
 pub enum KernelPath {
     /// Everybody's input into everybody's inbox, in one step.
     OneShot,
-    /// Each rank its part of every block, in all ranks' buffers, between two meetings.
+    /// Each rank its part of every block, in all ranks' buffers, between two barriers.
     Pieces,
     /// A plan through slots.
     Plan(Algorithm),

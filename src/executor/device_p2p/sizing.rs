@@ -11,7 +11,7 @@ const MOST_BLOCKS: usize = 32;
 /// Slots of a connection: as many as let plans run in stages.
 pub(super) const DEPTH: usize = crate::plan::PIPELINE_DEPTH;
 
-/// A slot worth a meeting: what two round trips of a link, 4 us, carry on one block's 64 KiB in
+/// A slot worth a barrier: what two round trips of a link, 4 us, carry on one block's 64 KiB in
 /// 2 us, less than which the flags cost more than the bytes.
 const USEFUL_SLOT: usize = 8 << 10;
 
@@ -59,7 +59,7 @@ impl P2pSizing {
         multiprocessors: usize,
         buff_size: Option<usize>,
     ) -> P2pSizing {
-        let blocks = (multiprocessors / nranks).clamp(1, abi::MEETING_BLOCKS);
+        let blocks = (multiprocessors / nranks).clamp(1, abi::BARRIER_BLOCKS);
         let long = (nranks - 1).max(1) * blocks * DEPTH * LONG_SLOT;
         let halves = match buff_size {
             Some(bytes) => [bytes / 2; 2],
@@ -103,7 +103,7 @@ impl P2pSizing {
         self.nranks * self.channels * self.slot_bytes
     }
 
-    /// Where the inbox begins; the flags of meetings are before it.
+    /// Where the inbox begins; the flags of barriers are before it.
     pub(super) fn inbox(&self) -> usize {
         self.blocks * self.nranks * FLAG
     }

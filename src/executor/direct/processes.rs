@@ -6,8 +6,8 @@
 
 use super::program::{Direct, Used};
 use super::run::{
-    Arithmetic, Base, Bases, BufferAddresses, KERNEL, NOWHERE, Resolve, UNUSED, exchange_addresses,
-    others, reached, wait_for_readers_of, work_on,
+    Arithmetic, Base, Bases, BufferAddresses, BufferLocation, Resolve, exchange_addresses, others,
+    reached, wait_for_readers_of, work_on,
 };
 use crate::error::Result;
 use crate::executor::host::CallBuffers;
@@ -96,17 +96,18 @@ fn readable(
     peer: usize,
     watch: &dyn WaitCheck,
 ) -> Result<Base> {
-    if theirs.input_region == KERNEL {
+    if theirs.input_region == BufferLocation::CMA {
         return Ok(Base::elsewhere(theirs, links.process(peer)?));
     }
     // Nothing is written there, wherever it is.
-    let theirs = BufferAddresses { output_region: UNUSED, ..*theirs };
+    let theirs = BufferAddresses { output_region: BufferLocation::UNUSED, ..*theirs };
     reached(resolve(&theirs, used), links, peer, watch)
 }
 
 /// Whether the rank's buffers have addresses for its peers, and the program suits them.
 fn is_reachable(buffer_addresses: &BufferAddresses, program: &Direct) -> bool {
-    let is_mapped = |region: u64| region != NOWHERE && region != KERNEL;
+    let is_mapped =
+        |region: u64| region != BufferLocation::PRIVATE && region != BufferLocation::CMA;
     is_mapped(buffer_addresses.input_region)
         && is_mapped(buffer_addresses.output_region)
         && (program.in_place || buffer_addresses.in_place == 0)
@@ -114,7 +115,8 @@ fn is_reachable(buffer_addresses: &BufferAddresses, program: &Direct) -> bool {
 
 /// Whether the rank's input can be read by its peers, and the program suits its buffers.
 fn is_readable(buffer_addresses: &BufferAddresses, program: &Direct) -> bool {
-    buffer_addresses.input_region != NOWHERE && (program.in_place || buffer_addresses.in_place == 0)
+    buffer_addresses.input_region != BufferLocation::PRIVATE
+        && (program.in_place || buffer_addresses.in_place == 0)
 }
 
 #[cfg(test)]

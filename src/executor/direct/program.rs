@@ -3,7 +3,7 @@
 //! Two kinds of message need no slot. A sender that only passes on its input lends it: the receiver
 //! reads it where it lies (*pull*). A receiver that only keeps what comes lends its output: the
 //! sender writes it there (*push*). A plan whose every message is one of the two turns into a
-//! program with no messages at all, between two meetings: at the first everybody says where its
+//! program with no messages at all, between two barriers: at the first everybody says where its
 //! buffers are, at the second that it has finished with the others'. The plan stays the
 //! specification: sources are the same, in the same order, so the bits are those of the
 //! interpreter.

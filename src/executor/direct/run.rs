@@ -1,8 +1,8 @@
-//! Running a direct program: everybody says where its buffers are, works, and waits to be left
-//! alone.
+//! Direct (zero-copy) executor: ranks exchange the addresses of their buffers, read and write each
+//! other's memory as a direct program says, and meet at a barrier before they go on.
 //!
-//! The first meeting is a message to each rank that uses this one's buffers; freeing that message
-//! is how a peer says at the second meeting that it is done. Both are the ordinary connections, so
+//! The first barrier is a message to each rank that uses this one's buffers; freeing that message
+//! is how a peer says at the second barrier that it is done. Both are the ordinary connections, so
 //! a mismatched call, a dead peer and the deadline are found as everywhere else.
 #![allow(unsafe_code)]
 
@@ -23,8 +23,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct BufferAddresses {
-    /// The exported region that holds the input; or [`NOWHERE`], [`UNUSED`], [`ADDRESS`], or
-    /// [`KERNEL`].
+    /// The exported region that holds the input, or a [`BufferLocation`].
     pub input_region: u64,
     pub input_offset: u64,
     pub output_region: u64,
@@ -35,18 +34,20 @@ pub struct BufferAddresses {
     pub scalar: f64,
 }
 
-/// The region number that says: the offset is an address of this process.
-pub const ADDRESS: u64 = u64::MAX;
+/// Where a buffer is that is in no region: what [`BufferAddresses`] says in place of a region's
+/// number.
+pub struct BufferLocation;
 
-/// The region number of a buffer that nobody else can reach.
-pub const NOWHERE: u64 = 0;
-
-/// The region number that says: the offset is an address of the owner's process, which the kernel
-/// reads for others.
-pub const KERNEL: u64 = u64::MAX - 2;
-
-/// The region number of a buffer that the call does not use on its rank.
-pub const UNUSED: u64 = u64::MAX - 1;
+impl BufferLocation {
+    /// Where nobody else can reach it.
+    pub const PRIVATE: u64 = 0;
+    /// The offset is an address of this process.
+    pub const SAME_PROCESS: u64 = u64::MAX;
+    /// The call does not use the buffer on its rank.
+    pub const UNUSED: u64 = u64::MAX - 1;
+    /// The offset is an address of the owner's process, which the kernel reads for others.
+    pub const CMA: u64 = u64::MAX - 2;
+}
 
 /// One rank's buffers as this rank addresses them, and its factor of a pre-multiplied sum.
 #[derive(Clone, Copy, Debug)]
@@ -131,9 +132,9 @@ pub unsafe fn run(
     watch: &dyn WaitCheck,
 ) -> Result<()> {
     let mine = BufferAddresses {
-        input_region: ADDRESS,
+        input_region: BufferLocation::SAME_PROCESS,
         input_offset: buffers.input.expose_provenance() as u64,
-        output_region: ADDRESS,
+        output_region: BufferLocation::SAME_PROCESS,
         output_offset: buffers.output.expose_provenance() as u64,
         in_place: 0,
         scalar: buffers.scalar,

@@ -1,4 +1,5 @@
-//! The four verbs towards peers on other machines, and waiting while sockets have to be served.
+//! Messages to and from peers on other machines, through [`Connection`] and [`Endpoint`], and the
+//! waits in which both are served.
 //!
 //! A message may lie in the user's memory at both ends: it is lent to the socket by the sender and
 //! read from the socket to its place by the receiver. Whoever overwrites memory asks first whether

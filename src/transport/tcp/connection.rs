@@ -1,8 +1,9 @@
-//! One peer's connection: what is posted to it, what comes from it, and the lanes in between.
+//! One peer's connection: what is posted to it, what comes from it, and the data_sockets in
+//! between.
 #![allow(unsafe_code)]
 
 use super::data_socket::{DataSocket, SocketBroken};
-use super::endpoint::{NewLane, Settings};
+use super::endpoint::{NewDataSocket, Settings};
 use super::inbound::Inbound;
 use super::outbound::Outbound;
 use super::slot_pool::SlotPool;
@@ -21,11 +22,11 @@ const INBOUND_DEPTH: usize = 8;
 /// its neighbours may take to find that out.
 pub const EXPLANATION: Duration = Duration::from_secs(1);
 
-/// Every how many polls lanes other than the first are read: a short message usually is on the
-/// first one.
+/// Every how many polls data_sockets other than the first are read: a short message usually is on
+/// the first one.
 const OTHER_LANES: u32 = 4;
 
-/// A bit for each lane.
+/// A bit for each data_socket.
 type Ended = u32;
 
 /// Lanes at most: each of a peer's sockets may come again.
@@ -50,10 +51,11 @@ fn inbound_geometry(settings: Settings) -> FifoShape {
 pub struct TcpConnection {
     outbound: Outbound,
     inbound: Inbound,
-    lanes: Vec<DataSocket>,
+    data_sockets: Vec<DataSocket>,
     settings: Settings,
     broken: Option<Breach>,
-    /// A bit for each lane that gives nothing any more. Others may still hold what was sent before.
+    /// A bit for each data_socket that gives nothing any more. Others may still hold what was sent
+    /// before.
     ended: Ended,
     polls: u32,
 }
@@ -65,7 +67,7 @@ impl TcpConnection {
         Ok(TcpConnection::of(settings, blocks, Inbound::blocks(inbound_geometry(settings))?))
     }
 
-    /// One without slots, over which nothing goes; it takes no lanes.
+    /// One without slots, over which nothing goes; it takes no data_sockets.
     pub fn bare(settings: Settings) -> TcpConnection {
         TcpConnection::of(settings, SlotPool::none(), SlotPool::none())
     }
@@ -74,7 +76,7 @@ impl TcpConnection {
         TcpConnection {
             outbound: Outbound::new(out, settings.geometry, settings.protection),
             inbound: Inbound::new(into, inbound_geometry(settings)),
-            lanes: Vec::with_capacity(settings.lanes),
+            data_sockets: Vec::with_capacity(settings.data_sockets),
             settings,
             broken: None,
             ended: 0,
@@ -87,34 +89,38 @@ impl TcpConnection {
     }
 
     pub fn has_lanes(&self) -> bool {
-        !self.lanes.is_empty()
+        !self.data_sockets.is_empty()
     }
 
     /// Add one of the peer's sockets. One that is made anew does not replace the one that broke: of
     /// what had gone over that nobody knows how much has come. One that is too many is hung up on.
-    pub fn add_lane(&mut self, lane: NewLane) {
-        if self.lanes.len() == MOST_LANES {
+    pub fn add_lane(&mut self, data_socket: NewDataSocket) {
+        if self.data_sockets.len() == MOST_LANES {
             return;
         }
-        self.lanes.push(DataSocket::new(lane.socket, self.settings.protection, &lane.keys));
+        self.data_sockets.push(DataSocket::new(
+            data_socket.socket,
+            self.settings.protection,
+            &data_socket.keys,
+        ));
         self.flush();
     }
 
-    pub fn lanes(&self) -> impl Iterator<Item = &DataSocket> {
-        self.lanes.iter()
+    pub fn data_sockets(&self) -> impl Iterator<Item = &DataSocket> {
+        self.data_sockets.iter()
     }
 
-    /// End the lanes once nothing is on its way over any: who finds the end of one has what came
-    /// over the others.
+    /// End the data_sockets once nothing is on its way over any: who finds the end of one has what
+    /// came over the others.
     pub fn end(&self) {
-        if self.lanes.len() == 1 || self.is_delivered() {
-            self.lanes.iter().for_each(DataSocket::shutdown_write);
+        if self.data_sockets.len() == 1 || self.is_delivered() {
+            self.data_sockets.iter().for_each(DataSocket::shutdown_write);
         }
     }
 
     /// Whether the peer's machine has all that was written.
     pub fn is_delivered(&self) -> bool {
-        self.is_broken() || self.lanes.iter().all(DataSocket::is_delivered)
+        self.is_broken() || self.data_sockets.iter().all(DataSocket::is_delivered)
     }
 
     pub fn settle(&mut self, address: *const u8, bytes: usize) {
@@ -123,7 +129,7 @@ impl TcpConnection {
 
     /// See whether anybody is at the other end, which writing and reading do not tell.
     pub fn check_liveness(&mut self) {
-        if self.lanes.iter_mut().any(DataSocket::is_silent) {
+        if self.data_sockets.iter_mut().any(DataSocket::is_silent) {
             self.mark_broken("nobody at its other end has answered for seconds");
         }
     }
@@ -147,11 +153,11 @@ impl TcpConnection {
     }
 
     /// Why the connection is of no more use, once nobody can say it better and nothing that was
-    /// sent before is here or may come over a lane that is open; a second after it broke at the
-    /// latest.
+    /// sent before is here or may come over a data_socket that is open; a second after it broke at
+    /// the latest.
     pub fn breach(&self, now: Instant) -> Option<&str> {
         let breach = self.broken.as_ref()?;
-        let has_ended = self.ended.count_ones() as usize >= self.lanes.len();
+        let has_ended = self.ended.count_ones() as usize >= self.data_sockets.len();
         let is_over = breach.is_explained && has_ended && self.inbound.ready().is_none();
         let is_due = is_over || now.saturating_duration_since(breach.since) >= EXPLANATION;
         is_due.then_some(&breach.why)
@@ -191,8 +197,8 @@ impl Connection for TcpConnection {
         if self.broken.is_some() {
             return;
         }
-        for lane in &mut self.lanes {
-            if let Err(why) = lane.write(&mut self.outbound) {
+        for data_socket in &mut self.data_sockets {
+            if let Err(why) = data_socket.write(&mut self.outbound) {
                 return self.mark_broken(&why.to_string());
             }
         }
@@ -218,12 +224,12 @@ impl Connection for TcpConnection {
         self.polls = self.polls.wrapping_add(1);
         let all = self.broken.is_some() || self.polls.is_multiple_of(OTHER_LANES);
         let ended = self.ended;
-        let worth = |(index, lane): &(usize, &mut DataSocket)| {
-            ended & 1 << index == 0 && (all || *index == 0 || lane.is_reading())
+        let worth = |(index, data_socket): &(usize, &mut DataSocket)| {
+            ended & 1 << index == 0 && (all || *index == 0 || data_socket.is_reading())
         };
         let mut failure = None;
-        for (index, lane) in self.lanes.iter_mut().enumerate().filter(worth) {
-            if let Err(why) = lane.read(&mut self.inbound) {
+        for (index, data_socket) in self.data_sockets.iter_mut().enumerate().filter(worth) {
+            if let Err(why) = data_socket.read(&mut self.inbound) {
                 self.ended |= 1 << index;
                 failure = Some(why);
             }
@@ -244,7 +250,7 @@ impl Connection for TcpConnection {
 
 #[cfg(test)]
 mod tests {
-    use super::super::LaneKeys;
+    use super::super::SocketKeys;
     use super::super::frame::Frame;
     use super::*;
     use crate::config::Protection;
@@ -253,7 +259,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::OwnedFd;
 
-    /// A connection of two lanes, and the other ends of both.
+    /// A connection of two data_sockets, and the other ends of both.
     fn connection() -> (TcpConnection, [TcpStream; 2]) {
         connection_of()
     }
@@ -265,15 +271,15 @@ mod tests {
             steps: Lengths { cut: 64, whole: 0 },
             messages: Lengths { cut: 64, whole: 0 },
             protection: Protection::Clear,
-            lanes: 2,
+            data_sockets: 2,
         })
         .unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let ends = [(); LANES].map(|()| {
             let end = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let socket = OwnedFd::from(listener.accept().unwrap().0);
-            let keys = LaneKeys { send: [1; 32], receive: [2; 32] };
-            connection.add_lane(NewLane { peer: 1, socket, keys });
+            let keys = SocketKeys { send: [1; 32], receive: [2; 32] };
+            connection.add_lane(NewDataSocket { peer: 1, socket, keys });
             end
         });
         (connection, ends)
@@ -291,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_before_the_end_of_a_lane_is_read_from_the_others() {
+    fn what_came_before_the_end_of_a_socket_is_read_from_the_others() {
         let (mut connection, [mut first, mut second]) = connection();
         second.write_all(&message(0)).unwrap();
         first.write_all(&message(1)).unwrap();
@@ -304,14 +310,14 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_lives_and_has_ended_one_lane_may_still_send_over_the_other() {
+    fn a_peer_that_lives_and_has_ended_one_socket_may_still_send_over_the_other() {
         let (mut connection, [first, mut second]) = connection();
         // No time passes.
         let now = Instant::now();
         drop(first);
         until(&mut connection, |connection| connection.peek().is_none() && connection.is_broken());
         connection.explained();
-        assert!(connection.breach(now).is_none(), "the other lane is open");
+        assert!(connection.breach(now).is_none(), "the other data_socket is open");
         second.write_all(&message(0)).unwrap();
         until(&mut connection, |connection| connection.peek().is_some());
         connection.free();
@@ -322,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_comes_again_and_again_gets_no_more_lanes_than_there_can_be() {
+    fn a_peer_that_comes_again_and_again_gets_no_more_sockets_than_there_can_be() {
         let (mut connection, ends) = connection_of::<40>();
         let mut ends = ends.into_iter();
         let mut first = ends.next().unwrap();
@@ -334,10 +340,10 @@ mod tests {
         drop(ends);
         until(&mut connection, |connection| {
             connection.peek().is_none()
-                && connection.ended.count_ones() as usize == connection.lanes.len() - 1
+                && connection.ended.count_ones() as usize == connection.data_sockets.len() - 1
         });
         connection.explained();
-        assert!(connection.breach(now).is_none(), "the first lane is open");
+        assert!(connection.breach(now).is_none(), "the first data_socket is open");
         first.write_all(&message(0)).unwrap();
         until(&mut connection, |connection| connection.peek().is_some());
     }
@@ -347,17 +353,21 @@ mod tests {
         let (connection, [_first, second]) = connection();
         // The kernels of both ends hold less than this.
         let bytes = vec![0; 64 << 20];
-        let lane = &connection.lanes[0];
-        let sent = lane.send_unframed(&bytes).unwrap();
+        let data_socket = &connection.data_sockets[0];
+        let sent = data_socket.send_unframed(&bytes).unwrap();
         assert!(sent > 0 && !connection.is_delivered());
         connection.end();
         second.set_nonblocking(true).unwrap();
         let error = (&second).read(&mut [0]).unwrap_err();
-        assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "the other lane has not ended");
+        assert_eq!(
+            error.kind(),
+            std::io::ErrorKind::WouldBlock,
+            "the other data_socket has not ended"
+        );
     }
 
     #[test]
-    fn a_lane_that_ends_within_a_message_breaks_the_connection() {
+    fn a_socket_that_ends_within_a_message_breaks_the_connection() {
         let (mut connection, [mut first, _second]) = connection();
         first.write_all(&message(0)[..9]).unwrap();
         drop(first);

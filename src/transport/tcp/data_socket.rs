@@ -1,10 +1,11 @@
-//! A lane: one socket between two ranks, with the message it is writing and the one it is reading.
+//! A data_socket: one socket between two ranks, with the message it is writing and the one it is
+//! reading.
 #![allow(unsafe_code)]
 
 use super::frame::{FRAME_BYTES, Frame};
 use super::inbound::{FrameAdmission, Inbound, PayloadTarget};
 use super::outbound::Outbound;
-use super::protect::{LaneKeys, checksum};
+use super::protect::{SocketKeys, checksum};
 use crate::config::Protection;
 use crate::crypto::{Aead, TAG_BYTES};
 use crate::os::tcp_liveness::AckWatch;
@@ -24,7 +25,7 @@ const AHEAD: usize = 16 << 10;
 /// likely as long, and goes to its place without a copy.
 const LONG: usize = 32 << 10;
 
-/// Why a lane is of no more use.
+/// Why a data_socket is of no more use.
 #[derive(Debug)]
 pub enum SocketBroken {
     /// The peer closed it.
@@ -88,11 +89,11 @@ pub struct DataSocket {
 }
 
 // SAFETY: a body's place is a slot of the connection or the running call's memory; the thread that
-// runs the call owns the lane.
+// runs the call owns the data_socket.
 unsafe impl Send for DataSocket {}
 
 impl DataSocket {
-    pub fn new(socket: OwnedFd, protection: Protection, keys: &LaneKeys) -> DataSocket {
+    pub fn new(socket: OwnedFd, protection: Protection, keys: &SocketKeys) -> DataSocket {
         let has_tags = protection == Protection::Encrypted;
         DataSocket {
             socket,

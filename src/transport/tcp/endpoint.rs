@@ -1,7 +1,7 @@
 //! All remote connections of one rank, and its sleep while it waits for one of them.
 
 use super::connection::{MOST_LANES, TcpConnection};
-use super::protect::LaneKeys;
+use super::protect::SocketKeys;
 use crate::config::Protection;
 use crate::error::{Error, Result};
 use crate::os::poll::{EventFd, entry, poll_for};
@@ -23,20 +23,20 @@ pub struct Settings {
     pub messages: Lengths,
     pub protection: Protection,
     /// Sockets to a peer.
-    pub lanes: usize,
+    pub data_sockets: usize,
 }
 
 /// A socket to `peer`, connected and proved, non-blocking.
-pub struct NewLane {
+pub struct NewDataSocket {
     pub peer: usize,
     pub socket: OwnedFd,
-    pub keys: LaneKeys,
+    pub keys: SocketKeys,
 }
 
 /// Makes connections, elsewhere: they come through the [`SocketInbox`].
 pub trait Connect: Send {
-    /// Dial all lanes to `peer`; called once, at the first use of the connection, by the lower rank
-    /// of the two.
+    /// Dial all data_sockets to `peer`; called once, at the first use of the connection, by the
+    /// lower rank of the two.
     fn connect(&self, peer: usize);
 
     /// Find out why the connection to `peer` has ended; called once. What there is to know shows
@@ -46,7 +46,7 @@ pub trait Connect: Send {
 
 /// Where new sockets come in, from any thread, and what wakes the rank from its sleep.
 pub struct SocketInbox {
-    lanes: Mutex<Vec<NewLane>>,
+    data_sockets: Mutex<Vec<NewDataSocket>>,
     failures: Mutex<Vec<(usize, String)>>,
     explained: Mutex<Vec<usize>>,
     filled: AtomicBool,
@@ -57,19 +57,19 @@ impl SocketInbox {
     pub fn new() -> Result<SocketInbox> {
         let event = EventFd::new()?;
         let filled = AtomicBool::new(false);
-        let (lanes, failures, explained) = Default::default();
-        Ok(SocketInbox { lanes, failures, explained, filled, event })
+        let (data_sockets, failures, explained) = Default::default();
+        Ok(SocketInbox { data_sockets, failures, explained, filled, event })
     }
 
-    pub fn push(&self, lane: NewLane) {
-        self.lanes.lock().push(lane);
+    pub fn push(&self, data_socket: NewDataSocket) {
+        self.data_sockets.lock().push(data_socket);
         self.fill();
     }
 
     /// The sockets that nobody has taken yet.
     #[cfg(test)]
-    pub fn take(&self) -> Vec<NewLane> {
-        std::mem::take(&mut *self.lanes.lock())
+    pub fn take(&self) -> Vec<NewDataSocket> {
+        std::mem::take(&mut *self.data_sockets.lock())
     }
 
     /// The connection to `peer` could not be made.
@@ -121,7 +121,7 @@ pub struct TcpEndpoint {
     shortage: Option<Error>,
     /// Sockets of peers for whose slots there was no memory when they came: left open, so that a
     /// peer whose rank may still need them does not take it for gone.
-    parked: Vec<NewLane>,
+    parked: Vec<NewDataSocket>,
     inbox: Arc<SocketInbox>,
     connect: Box<dyn Connect>,
     /// Peers with messages that are not the kernel's yet.
@@ -148,7 +148,7 @@ impl TcpEndpoint {
             inbox,
             connect,
             unwritten: Vec::with_capacity(nranks),
-            polled: Vec::with_capacity(nranks * settings.lanes + 1),
+            polled: Vec::with_capacity(nranks * settings.data_sockets + 1),
             next_look: Instant::now() + LOOK,
         }
     }
@@ -190,16 +190,16 @@ impl TcpEndpoint {
     /// no memory.
     fn adopt(&mut self, peer: usize) -> Result<Box<TcpConnection>> {
         let mut connection = Box::new(TcpConnection::new(self.settings)?);
-        let theirs = self.parked.extract_if(.., |lane| lane.peer == peer);
-        theirs.for_each(|lane| connection.add_lane(lane));
+        let theirs = self.parked.extract_if(.., |data_socket| data_socket.peer == peer);
+        theirs.for_each(|data_socket| connection.add_lane(data_socket));
         Ok(connection)
     }
 
     /// Keep a socket open for which there are no slots. One that is too many is hung up on.
-    fn park(&mut self, lane: NewLane) {
-        let theirs = self.parked.iter().filter(|parked| parked.peer == lane.peer);
+    fn park(&mut self, data_socket: NewDataSocket) {
+        let theirs = self.parked.iter().filter(|parked| parked.peer == data_socket.peer);
         if theirs.count() < MOST_LANES {
-            self.parked.push(lane);
+            self.parked.push(data_socket);
         }
     }
 
@@ -209,14 +209,14 @@ impl TcpEndpoint {
         if !self.inbox.filled.load(Acquire) || !self.inbox.filled.swap(false, Acquire) {
             return;
         }
-        let come = std::mem::take(&mut *self.inbox.lanes.lock());
-        for lane in come {
-            let peer = lane.peer;
+        let come = std::mem::take(&mut *self.inbox.data_sockets.lock());
+        for data_socket in come {
+            let peer = data_socket.peer;
             match &mut self.connections[peer] {
-                Some(connection) if !connection.is_bare() => connection.add_lane(lane),
-                Some(_) => self.park(lane),
+                Some(connection) if !connection.is_bare() => connection.add_lane(data_socket),
+                Some(_) => self.park(data_socket),
                 None => {
-                    self.park(lane);
+                    self.park(data_socket);
                     // Nobody here needs it yet: without memory it stays so.
                     self.connections[peer] = self.adopt(peer).ok();
                 }
@@ -241,7 +241,7 @@ impl TcpEndpoint {
         if connection.is_to_be_explained() {
             self.connect.ask(peer);
         }
-        // Who only sends reads here how the lanes end.
+        // Who only sends reads here how the data_sockets end.
         let _ = connection.peek();
         connection.breach(Instant::now())
     }
@@ -324,11 +324,11 @@ impl Endpoint for TcpEndpoint {
         for (other, connection) in self.connections.iter().enumerate() {
             let Some(connection) = connection.as_ref().filter(|c| !c.is_broken()) else { continue };
             let reads = peer.is_none_or(|peer| peer == other);
-            for lane in connection.lanes() {
-                let reads = if reads && lane.wants_input() { libc::POLLIN } else { 0 };
-                let events = reads | if lane.is_writing() { libc::POLLOUT } else { 0 };
+            for data_socket in connection.data_sockets() {
+                let reads = if reads && data_socket.wants_input() { libc::POLLIN } else { 0 };
+                let events = reads | if data_socket.is_writing() { libc::POLLOUT } else { 0 };
                 if events != 0 {
-                    self.polled.push(entry(lane.fd(), events));
+                    self.polled.push(entry(data_socket.fd(), events));
                 }
             }
         }
@@ -372,7 +372,7 @@ mod tests {
         let geometry = FifoShape { depth: 2, slot_bytes: 1 << 46 };
         let lengths = Lengths { cut: 64, whole: 0 };
         let (steps, messages, protection) = (lengths, lengths, Protection::Clear);
-        let settings = Settings { geometry, steps, messages, protection, lanes: 2 };
+        let settings = Settings { geometry, steps, messages, protection, data_sockets: 2 };
         TcpEndpoint::new(1, 2, settings, Arc::new(SocketInbox::new().unwrap()), Box::new(Nobody))
     }
 
@@ -380,8 +380,8 @@ mod tests {
     fn come(network: &mut TcpEndpoint) -> UnixStream {
         let (socket, end) = UnixStream::pair().unwrap();
         socket.set_nonblocking(true).unwrap();
-        let keys = LaneKeys { send: [1; 32], receive: [2; 32] };
-        network.inbox.push(NewLane { peer: 0, socket: socket.into(), keys });
+        let keys = SocketKeys { send: [1; 32], receive: [2; 32] };
+        network.inbox.push(NewDataSocket { peer: 0, socket: socket.into(), keys });
         network.sleep(None, Duration::ZERO);
         end
     }
@@ -393,7 +393,7 @@ mod tests {
         assert!(network.connections[0].is_none() && network.shortage().is_none());
         network.settings.geometry.slot_bytes = 64;
         let _last = come(&mut network);
-        assert_eq!(network.tcp_connection(0).lanes().count(), 3);
+        assert_eq!(network.tcp_connection(0).data_sockets().count(), 3);
         assert!(network.parked.is_empty() && network.shortage().is_none());
     }
 

@@ -1,6 +1,6 @@
-//! Connections between machines: the four verbs of a connection over sockets.
+//! TCP transport: [`Connection`] and [`Endpoint`] over sockets, for messages between machines.
 //!
-//! Each end keeps slots of its own; frames carry their position, so that any lane (socket) may take
+//! Each end keeps slots of its own; frames carry their position, so that any data socket may take
 //! the next one and the receiver puts them back in order. The thread that makes a call moves the
 //! bytes: while it waits it reads and writes sockets, and sleeps in `ppoll`. A message may also lie
 //! in the user's memory at either end ([`Connection::send_from`], [`Connection::receive_at`]).
@@ -8,6 +8,8 @@
 //! Sockets come from outside, connected and proved: [`SocketInbox`] takes them from whoever makes
 //! them.
 //!
+//! [`Connection`]: super::network::Connection
+//! [`Endpoint`]: super::network::Endpoint
 //! [`Connection::send_from`]: super::network::Connection::send_from
 //! [`Connection::receive_at`]: super::network::Connection::receive_at
 
@@ -21,6 +23,6 @@ mod protect;
 mod slot_pool;
 
 pub use connection::{EXPLANATION, TcpConnection};
-pub use endpoint::{Connect, NewLane, Settings, SocketInbox, TcpEndpoint};
+pub use endpoint::{Connect, NewDataSocket, Settings, SocketInbox, TcpEndpoint};
 pub use frame::{FRAME_BYTES, Frame};
-pub use protect::LaneKeys;
+pub use protect::SocketKeys;

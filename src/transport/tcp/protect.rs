@@ -9,7 +9,7 @@ pub fn checksum(bytes: &[u8]) -> u32 {
 
 /// The two keys of a socket: one for what this end sends, one for what it receives.
 #[derive(Clone)]
-pub struct LaneKeys {
+pub struct SocketKeys {
     pub send: [u8; 32],
     pub receive: [u8; 32],
 }

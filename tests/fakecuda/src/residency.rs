@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
 use std::time::Duration;
 
-/// As long as a grid of a real device is there at least: its blocks' start and two meetings.
+/// As long as a grid of a real device is there at least: its blocks' start and two barriers.
 const LEAST: Duration = Duration::from_micros(50);
 
 /// Blocks, by device.

@@ -11,7 +11,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// Come to the root for another purpose than to meet.
 fn call(id: &UniqueId, purpose: Purpose, rank: u32) -> Proved {
-    let greeting = Hello { purpose, rank, to: ROOT, nranks: 2, lane: 0, note: 0 };
+    let greeting = Hello { purpose, rank, to: ROOT, nranks: 2, detail: 0, note: 0 };
     let mut dial = Dial::new(id, &id.addresses(), greeting, Instant::now() + LONG);
     loop {
         match dial.advance().expect("the root is there") {
@@ -87,8 +87,8 @@ fn a_rank_that_waits_for_others_hangs_up_on_who_is_no_rank_and_keeps_the_rest() 
         let root = scope.spawn(|| meet(id, 0, 2, vec![0], &mut first, Instant::now() + LONG));
         ask(id);
         let _early = call(id, Purpose::Data, 1);
-        let mut gate = AuthListener::open(id, &network).unwrap();
-        meet(id, 1, 2, vec![1], &mut gate, Instant::now() + LONG).unwrap();
+        let mut listener = AuthListener::open(id, &network).unwrap();
+        meet(id, 1, 2, vec![1], &mut listener, Instant::now() + LONG).unwrap();
         root.join().unwrap().unwrap();
     });
     let kept: Vec<u32> = first.advance().iter().map(|proved| proved.greeting.rank).collect();

@@ -6,7 +6,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A root whose first contact, rank 1, took so long to prove itself and is cut off at `now`.
 fn cut_off(took_ms: u64, now: Instant) -> (AllgatherRoot, TreeEvent) {
     let (purpose, to) = (Purpose::Meet, ANYONE);
-    let greeting = Hello { purpose, rank: 1, to, nranks: 2, lane: 77, note: 5 };
+    let greeting = Hello { purpose, rank: 1, to, nranks: 2, detail: 77, note: 5 };
     let came = |link| TreeEvent::Came {
         link,
         greeting: greeting.clone(),
@@ -55,7 +55,8 @@ fn a_meeting_that_ended_by_what_was_damaged_may_be_tried_again() {
 #[test]
 fn the_tree_is_as_deep_as_the_logarithm_says() {
     let now = Instant::now();
-    // Whole levels below the root of an arity of eight, one rank more, and the largest of meetings.
+    // Whole levels below the root of an arity of eight, one rank more, and the largest of
+    // rendezvous.
     for (nranks, depth) in [(9, 1), (10, 2), (73, 2), (74, 3), (585, 3), (100_000, 6)] {
         let me = PeerId { rank: 0, pid: 1 };
         let mut root = AllgatherRoot::of(me, nranks, &[], now, now + PATIENCE);
@@ -63,7 +64,7 @@ fn the_tree_is_as_deep_as_the_logarithm_says() {
         for rank in 1..nranks as u32 {
             let link = u64::from(rank);
             let (purpose, to, nranks) = (Purpose::Meet, ANYONE, nranks as u32);
-            let greeting = Hello { purpose, rank, to, nranks, lane: rank, note: link };
+            let greeting = Hello { purpose, rank, to, nranks, detail: rank, note: link };
             root.on(TreeEvent::Came { link, greeting, took: Duration::ZERO }, now);
             root.on(TreeEvent::Said { link, message: here(rank, "") }, now);
             let parent = root.take_actions().iter().find_map(|action| match action {
@@ -96,7 +97,7 @@ fn a_failure_names_the_host_that_its_rank_is_on_whoever_found_it_out() {
         let mut root = AllgatherRoot::of(me, 8, &[], now, now + PATIENCE);
         for rank in 1..4 {
             let (purpose, to, note) = (Purpose::Meet, ANYONE, u64::from(rank));
-            let greeting = Hello { purpose, rank, to, nranks: 8, lane: 40 + rank, note };
+            let greeting = Hello { purpose, rank, to, nranks: 8, detail: 40 + rank, note };
             root.on(TreeEvent::Came { link: note, greeting, took: Duration::ZERO }, now);
             let message = here(40 + rank, "node7");
             root.on(TreeEvent::Said { link: note, message }, now);
@@ -123,7 +124,7 @@ fn a_failure_names_the_host_that_its_rank_is_on_whoever_found_it_out() {
 }
 
 /// A rank that has come and cannot be let in is no rank that is missing, nor does who waits for it
-/// hold the meeting up.
+/// hold the rendezvous up.
 #[test]
 fn a_root_that_can_take_no_more_connections_says_so_of_itself() {
     let now = Instant::now();
@@ -132,7 +133,7 @@ fn a_root_that_can_take_no_more_connections_says_so_of_itself() {
         let text = |shortage: Option<i32>, root: PeerId| {
             let mut of = AllgatherRoot::of(root, nranks, &[], now, now + PATIENCE);
             let n = nranks as u32;
-            let greeting = Hello { purpose, rank: 1, to, nranks: n, lane: 41, note: 1 };
+            let greeting = Hello { purpose, rank: 1, to, nranks: n, detail: 41, note: 1 };
             of.on(TreeEvent::Came { link: 1, greeting, took: Duration::ZERO }, now);
             of.set_shortage(shortage, false, now);
             assert!(of.outcome().is_none(), "what is short now may not be at the deadline");

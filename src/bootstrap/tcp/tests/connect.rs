@@ -5,7 +5,7 @@ use crate::os::tcp_liveness::AckWatch;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-/// A gate's end of every connection that was made: what was said to it, and what it says.
+/// A listener's end of every connection that was made: what was said to it, and what it says.
 #[derive(Clone, Default)]
 struct Wires(Arc<Mutex<Vec<[Vec<u8>; 2]>>>);
 
@@ -50,21 +50,21 @@ impl Network for Wires {
     }
 }
 
-/// Let a gate read what it was told over the connection, and answer.
-fn answer(wires: &Wires, wire: usize, gate: &mut Handshake) {
+/// Let a listener read what it was told over the connection, and answer.
+fn answer(wires: &Wires, wire: usize, listener: &mut Handshake) {
     let [heard, said] = &mut wires.0.lock().unwrap()[wire];
-    let wanted = gate.wanted();
-    gate.feed(&heard.drain(..wanted).collect::<Vec<_>>()).unwrap();
-    said.extend(gate.outgoing());
-    gate.sent(gate.outgoing().len());
+    let wanted = listener.wanted();
+    listener.feed(&heard.drain(..wanted).collect::<Vec<_>>()).unwrap();
+    said.extend(listener.outgoing());
+    listener.sent(listener.outgoing().len());
 }
 
 #[test]
-fn a_gate_that_has_our_proof_is_not_given_up_for_another_address() {
+fn a_listener_that_has_our_proof_is_not_given_up_for_another_address() {
     let secret = SharedSecret::new(&UniqueId::generate().unwrap());
     let to: [SocketAddr; 2] = ["192.0.2.1:1".parse().unwrap(), "192.0.2.2:1".parse().unwrap()];
     let (purpose, rank) = (Purpose::Control, 1);
-    let greeting = Hello { purpose, rank, to: ANYONE, nranks: 2, lane: 0, note: 0 };
+    let greeting = Hello { purpose, rank, to: ANYONE, nranks: 2, detail: 0, note: 0 };
     let (mut wires, mut now) = (Wires::default(), Instant::now());
     let mut dial = Connecting::new(secret.clone(), &to, greeting, now, now + 60 * ATTEMPT);
     assert!(dial.advance(now, &mut wires).unwrap().is_none());
@@ -73,8 +73,8 @@ fn a_gate_that_has_our_proof_is_not_given_up_for_another_address() {
     assert!(dial.advance(now, &mut wires).unwrap().is_none());
     assert_eq!(wires.0.lock().unwrap().len(), 2);
     // The second has our proof, and its welcome is late.
-    let mut gate = Handshake::gate(&secret).unwrap();
-    answer(&wires, 1, &mut gate);
+    let mut listener = Handshake::listener(&secret).unwrap();
+    answer(&wires, 1, &mut listener);
     assert!(dial.advance(now, &mut wires).unwrap().is_none());
     for _ in 0..10 {
         now += ATTEMPT;
@@ -82,7 +82,7 @@ fn a_gate_that_has_our_proof_is_not_given_up_for_another_address() {
         assert!(dial.advance(now, &mut wires).unwrap().is_none());
     }
     assert_eq!(wires.0.lock().unwrap().len(), 2);
-    answer(&wires, 1, &mut gate);
+    answer(&wires, 1, &mut listener);
     assert!(dial.advance(now, &mut wires).unwrap().is_some());
 }
 
@@ -127,7 +127,7 @@ fn ends(to: &[&str], silent: &[&str], was_open: bool) -> Option<Duration> {
     let addresses = |list: &[&str]| list.iter().map(|at| at.parse().unwrap()).collect::<Vec<_>>();
     let secret = SharedSecret::new(&UniqueId::generate().unwrap());
     let (purpose, rank) = (Purpose::Data, 1);
-    let greeting = Hello { purpose, rank, to: 0, nranks: 2, lane: 0, note: 0 };
+    let greeting = Hello { purpose, rank, to: 0, nranks: 2, detail: 0, note: 0 };
     let (begin, mut network) = (Instant::now(), Parted(Wires::default(), addresses(silent), 0));
     let dial = Connecting::new(secret, &addresses(to), greeting, begin, begin + 100 * ATTEMPT);
     let mut dial = if was_open { dial.fail_if_refused() } else { dial };
@@ -149,7 +149,7 @@ fn where_nobody_answers_a_dial_ends_and_where_a_process_is_stopped_it_goes_on() 
     assert_eq!(ends(&[one, two], &[one, two], true), Some(SILENCE));
     assert_eq!(ends(&[one, two], &[one], true), None);
     assert_eq!(ends(&[one], &[], true), None);
-    // A gate that may not be open yet is waited for.
+    // A listener that may not be open yet is waited for.
     assert_eq!(ends(&[one], &[one], false), None);
 }
 
@@ -158,7 +158,7 @@ fn who_answers_nothing_is_asked_anew_when_it_is_time_and_no_later() {
     let secret = SharedSecret::new(&UniqueId::generate().unwrap());
     let to: [SocketAddr; 1] = ["192.0.2.1:1".parse().unwrap()];
     let (purpose, rank) = (Purpose::Data, 1);
-    let greeting = Hello { purpose, rank, to: 0, nranks: 2, lane: 0, note: 0 };
+    let greeting = Hello { purpose, rank, to: 0, nranks: 2, detail: 0, note: 0 };
     let (begin, mut network) = (Instant::now(), Parted(Wires::default(), to.to_vec(), 0));
     let dial = Connecting::new(secret, &to, greeting, begin, begin + 100 * ATTEMPT);
     let mut dial = dial.fail_if_refused();
@@ -211,7 +211,7 @@ fn a_host_that_falls_silent_once_it_has_answered_is_not_waited_for() {
     let secret = SharedSecret::new(&UniqueId::generate().unwrap());
     let to: [SocketAddr; 1] = ["192.0.2.1:1".parse().unwrap()];
     let (purpose, rank) = (Purpose::Control, 1);
-    let greeting = Hello { purpose, rank, to: 0, nranks: 2, lane: 0, note: 0 };
+    let greeting = Hello { purpose, rank, to: 0, nranks: 2, detail: 0, note: 0 };
     // The kernel has tried for seconds, or the connection was cut before.
     for (end, rest) in [(libc::ETIMEDOUT, LAST_TRY), (libc::ECONNRESET, FIRST_PAUSE + SILENCE)] {
         let (begin, mut network) = (Instant::now(), Fading(Some(end)));
@@ -229,10 +229,11 @@ fn a_host_that_falls_silent_once_it_has_answered_is_not_waited_for() {
     }
 }
 
-/// A network in which the gate at one address hangs up on whoever has spoken, and no other answers.
+/// A network in which the listener at one address hangs up on whoever has spoken, and no other
+/// answers.
 struct Rude(SocketAddr);
 
-/// Whether it is that gate's.
+/// Whether it is that listener's.
 struct Line(bool);
 
 impl ByteStream for Line {
@@ -271,7 +272,7 @@ impl Network for Rude {
 fn complaint(purpose: Purpose, to: &[&str], rude: &str) -> String {
     let to: Vec<SocketAddr> = to.iter().map(|at| at.parse().unwrap()).collect();
     let secret = SharedSecret::new(&UniqueId::generate().unwrap());
-    let greeting = Hello { purpose, rank: 1, to: ROOT, nranks: 2, lane: 0, note: 0 };
+    let greeting = Hello { purpose, rank: 1, to: ROOT, nranks: 2, detail: 0, note: 0 };
     let (mut now, mut network) = (Instant::now(), Rude(rude.parse().unwrap()));
     let mut dial = Connecting::new(secret, &to, greeting, now, now + 10 * ATTEMPT);
     loop {
@@ -311,7 +312,7 @@ fn networks_that_lead_nowhere_cost_little() {
     for was_open in [false, true] {
         let secret = SharedSecret::new(&UniqueId::generate().unwrap());
         let (purpose, rank) = (Purpose::Meet, 1);
-        let greeting = Hello { purpose, rank, to: ROOT, nranks: 2, lane: 0, note: 0 };
+        let greeting = Hello { purpose, rank, to: ROOT, nranks: 2, detail: 0, note: 0 };
         let (begin, mut network) = (Instant::now(), Parted(Wires::default(), silent.clone(), 0));
         let dial = Connecting::new(secret, &to, greeting, begin, begin + 100 * ATTEMPT);
         let mut dial = if was_open { dial.fail_if_refused() } else { dial };
@@ -371,13 +372,14 @@ impl Network for Far {
     }
 }
 
-/// Attempts go on while others begin: the first that is answered goes through, and the gates of the
-/// others hear nothing.
+/// Attempts go on while others begin: the first that is answered goes through, and the listeners of
+/// the others hear nothing.
 #[test]
 fn far_hosts_are_reached_though_all_their_addresses_are_tried_at_once() {
     let secret = SharedSecret::new(&UniqueId::generate().unwrap());
     let to: Vec<SocketAddr> = (1..5).map(|last| SocketAddr::from(([192, 0, 2, last], 1))).collect();
-    let greeting = Hello { purpose: Purpose::Meet, rank: 1, to: ROOT, nranks: 2, lane: 0, note: 0 };
+    let greeting =
+        Hello { purpose: Purpose::Meet, rank: 1, to: ROOT, nranks: 2, detail: 0, note: 0 };
     let begin = Instant::now();
     let (clock, far) = (Arc::new(Mutex::new(begin)), Duration::from_millis(300));
     let mut network = Far(Wires::default(), clock.clone(), far);

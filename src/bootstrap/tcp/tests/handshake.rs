@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 fn greeting() -> Hello {
     let (purpose, rank, note) = (Purpose::Data, 3, 0x1234_5678_9abc_def0);
-    Hello { purpose, rank, to: ANYONE, nranks: 8, lane: 2, note }
+    Hello { purpose, rank, to: ANYONE, nranks: 8, detail: 2, note }
 }
 
 fn secret() -> SharedSecret {
@@ -34,27 +34,27 @@ fn feed(to: &mut Handshake, bytes: &[u8]) -> Result<(), Refusal> {
 /// A whole handshake: both ends and what travelled in each direction.
 fn shake(
     caller: &SharedSecret,
-    gate: &SharedSecret,
+    listener: &SharedSecret,
 ) -> Result<(Handshake, Handshake, [Vec<u8>; 4]), Refusal> {
     let mut caller = Handshake::caller(caller, &greeting()).unwrap();
-    let mut gate = Handshake::gate(gate).unwrap();
-    let hello = carry(&mut caller, &mut gate)?;
-    let answer = carry(&mut gate, &mut caller)?;
-    let proof = carry(&mut caller, &mut gate)?;
+    let mut listener = Handshake::listener(listener).unwrap();
+    let hello = carry(&mut caller, &mut listener)?;
+    let answer = carry(&mut listener, &mut caller)?;
+    let proof = carry(&mut caller, &mut listener)?;
     assert!(caller.keys().is_none(), "a caller is not through before its welcome");
-    let welcome = carry(&mut gate, &mut caller)?;
-    Ok((caller, gate, [hello, answer, proof, welcome]))
+    let welcome = carry(&mut listener, &mut caller)?;
+    Ok((caller, listener, [hello, answer, proof, welcome]))
 }
 
 #[test]
 fn both_ends_get_keys_that_match_and_are_fresh() {
     let secret = secret();
-    let (caller, gate, messages) = shake(&secret, &secret).unwrap();
+    let (caller, listener, messages) = shake(&secret, &secret).unwrap();
     assert_eq!(messages.each_ref().map(Vec::len), [HELLO, ANSWER, PROOF, PROOF]);
-    let (ours, theirs) = (caller.keys().unwrap(), gate.keys().unwrap());
+    let (ours, theirs) = (caller.keys().unwrap(), listener.keys().unwrap());
     assert!(ours.send == theirs.receive && ours.receive == theirs.send);
     assert!(ours.send != ours.receive);
-    assert_eq!(gate.greeting(), Some(&greeting()));
+    assert_eq!(listener.greeting(), Some(&greeting()));
     let (again, ..) = shake(&secret, &secret).unwrap();
     assert!(again.keys().unwrap().send != ours.send);
 }
@@ -75,31 +75,31 @@ fn another_secret_is_refused_at_once() {
 }
 
 #[test]
-fn the_gate_has_no_keys_before_the_proof() {
+fn the_listener_has_no_keys_before_the_proof() {
     let secret = secret();
     let mut caller = Handshake::caller(&secret, &greeting()).unwrap();
-    let mut gate = Handshake::gate(&secret).unwrap();
-    carry(&mut caller, &mut gate).unwrap();
-    gate.sent(gate.outgoing().len());
-    assert!(gate.is_greeted() && gate.keys().is_none());
-    assert_eq!(gate.wanted(), PROOF);
-    assert!(gate.feed(&[0; PROOF]).is_err());
-    assert!(gate.keys().is_none());
+    let mut listener = Handshake::listener(&secret).unwrap();
+    carry(&mut caller, &mut listener).unwrap();
+    listener.sent(listener.outgoing().len());
+    assert!(listener.is_greeted() && listener.keys().is_none());
+    assert_eq!(listener.wanted(), PROOF);
+    assert!(listener.feed(&[0; PROOF]).is_err());
+    assert!(listener.keys().is_none());
 }
 
 #[test]
 fn a_recorded_caller_is_refused_at_its_proof() {
     let secret = secret();
     let (.., [hello, _, proof, _]) = shake(&secret, &secret).unwrap();
-    let mut gate = Handshake::gate(&secret).unwrap();
-    feed(&mut gate, &hello).unwrap();
-    gate.sent(ANSWER);
-    assert_eq!(feed(&mut gate, &proof), Err("a replayed or altered handshake"));
-    assert!(gate.keys().is_none());
+    let mut listener = Handshake::listener(&secret).unwrap();
+    feed(&mut listener, &hello).unwrap();
+    listener.sent(ANSWER);
+    assert_eq!(feed(&mut listener, &proof), Err("a replayed or altered handshake"));
+    assert!(listener.keys().is_none());
 }
 
 #[test]
-fn a_recorded_gate_is_refused_at_its_answer() {
+fn a_recorded_listener_is_refused_at_its_answer() {
     let secret = secret();
     let (.., [_, answer, ..]) = shake(&secret, &secret).unwrap();
     let mut caller = Handshake::caller(&secret, &greeting()).unwrap();
@@ -117,9 +117,9 @@ fn a_stranger_is_known_by_its_first_bytes() {
         (b"\0\0\0\0", "not a ringcomm handshake"),
         (b"ringnet\0\x03\0\0\0", "a handshake of another version"),
     ] {
-        assert_eq!(feed(&mut Handshake::gate(&secret).unwrap(), bytes), Err(why));
+        assert_eq!(feed(&mut Handshake::listener(&secret).unwrap(), bytes), Err(why));
     }
-    let mut slow = Handshake::gate(&secret).unwrap();
+    let mut slow = Handshake::listener(&secret).unwrap();
     b"ringnet\0\x02".iter().for_each(|byte| slow.feed(&[*byte]).unwrap());
     assert!(!slow.is_greeted());
 }
@@ -131,8 +131,8 @@ fn every_flipped_bit_is_refused() {
     for (message, len) in [HELLO, ANSWER, PROOF, PROOF].into_iter().enumerate() {
         for bit in (0..len * 8).step_by(if cfg!(debug_assertions) { 7 } else { 1 }) {
             let mut caller = Handshake::caller(&secret, &greeting()).unwrap();
-            let mut gate = Handshake::gate(&secret).unwrap();
-            let (mut from, mut to) = (&mut caller, &mut gate);
+            let mut listener = Handshake::listener(&secret).unwrap();
+            let (mut from, mut to) = (&mut caller, &mut listener);
             let mut refused = false;
             for number in 0..4 {
                 let mut bytes = from.outgoing().to_vec();
@@ -242,19 +242,19 @@ impl Stranger {
 
     /// Lie once: what was said, what became of it, and whether the other end has keys.
     fn lie(&mut self, message: usize, lie: Lie) -> (Vec<u8>, Result<(), Refusal>, bool) {
-        let mut gate = Handshake::gate(&self.secret).unwrap();
+        let mut listener = Handshake::listener(&self.secret).unwrap();
         if message == 0 {
             let words = self.say(0, lie, &self.ours[0].clone());
             // A recorded hello is answered, and the proof that followed it comes next.
-            let refused = feed(&mut gate, &words).and_then(|()| {
-                gate.sent(ANSWER);
-                feed(&mut gate, &self.ours[2])
+            let refused = feed(&mut listener, &words).and_then(|()| {
+                listener.sent(ANSWER);
+                feed(&mut listener, &self.ours[2])
             });
-            gate.sent(gate.outgoing().len());
-            return (words, refused, gate.keys().is_some());
+            listener.sent(listener.outgoing().len());
+            return (words, refused, listener.keys().is_some());
         }
         let mut caller = Handshake::caller(&self.secret, &greeting()).unwrap();
-        let (mut from, mut to) = (&mut caller, &mut gate);
+        let (mut from, mut to) = (&mut caller, &mut listener);
         for _ in 0..message {
             carry(from, to).unwrap();
             (from, to) = (to, from);

@@ -1,8 +1,8 @@
 //! The control plane on a virtual network and clock: one seed decides every delay and every fault.
 //!
-//! What runs is the code of the control threads, from the gates to the words on the mirrors; only
-//! sockets and time are virtual. In the end every rank that lives must know of each other one what
-//! is true. A seed that fails is printed; `RINGCOMM_SEED=n` replays it.
+//! What runs is the code of the control threads, from the listeners to the words on the mirrors;
+//! only sockets and time are virtual. In the end every rank that lives must know of each other one
+//! what is true. A seed that fails is printed; `RINGCOMM_SEED=n` replays it.
 
 use super::state_machine::{ControlIdentity, Plane};
 use crate::bootstrap::UniqueId;
@@ -96,7 +96,7 @@ impl World {
             (0..nranks).map(|rank| SocketAddr::from(([10, 0, 0, rank as u8 + 1], 4000))).collect();
         let actor = |rank: usize| {
             let pages = pages(rank, nranks);
-            // The gates are those of the meeting: open before the first control thread runs.
+            // The listeners are those of the rendezvous: open before the first control thread runs.
             net.borrow_mut().open_door(rank, addresses[rank]);
             let seat = ControlIdentity {
                 rank,

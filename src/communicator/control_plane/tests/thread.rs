@@ -10,7 +10,7 @@ use crate::executor::links::{Pages, SegmentMap};
 use crate::transport::fifo::FifoShape;
 use crate::transport::network::{Endpoint, Lengths};
 use crate::transport::segment::Segment;
-use crate::transport::tcp::{LaneKeys, NewLane, Settings, SocketInbox, TcpEndpoint};
+use crate::transport::tcp::{NewDataSocket, Settings, SocketInbox, SocketKeys, TcpEndpoint};
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -24,11 +24,16 @@ struct Rank {
 
 const LANES: usize = 2;
 
-fn gate(id: &UniqueId) -> AuthListener {
+fn open_listener(id: &UniqueId) -> AuthListener {
     AuthListener::open(id, &NetworkConfig::default()).unwrap()
 }
 
-fn start(rank: usize, id: &UniqueId, gate: AuthListener, addresses: Vec<Vec<SocketAddr>>) -> Rank {
+fn start(
+    rank: usize,
+    id: &UniqueId,
+    listener: AuthListener,
+    addresses: Vec<Vec<SocketAddr>>,
+) -> Rank {
     let nranks = addresses.len();
     let segment = |_| Arc::new(Segment::anonymous(SegmentMap::mirror_bytes()).unwrap());
     let pages = Pages::new(rank, (0..nranks).map(segment).collect());
@@ -37,12 +42,12 @@ fn start(rank: usize, id: &UniqueId, gate: AuthListener, addresses: Vec<Vec<Sock
     let engine = ControlThread::start(Start {
         rank,
         id: id.clone(),
-        gate,
+        listener,
         addresses,
         remote: (0..nranks).map(|other| other != rank).collect(),
         pages: pages.clone(),
         inbox: inbox.clone(),
-        lanes: LANES,
+        data_sockets: LANES,
         timeout: Duration::from_secs(20),
     });
     Rank { pages, inbox, engine: Some(engine.unwrap()) }
@@ -50,19 +55,20 @@ fn start(rank: usize, id: &UniqueId, gate: AuthListener, addresses: Vec<Vec<Sock
 
 fn ranks(nranks: usize) -> Vec<Rank> {
     let id = UniqueId::generate().unwrap();
-    let gates: Vec<AuthListener> = (0..nranks).map(|_| gate(&id)).collect();
-    let addresses: Vec<_> = gates.iter().map(|gate| gate.addresses().to_vec()).collect();
-    let start = |(rank, gate)| start(rank, &id, gate, addresses.clone());
-    gates.into_iter().enumerate().map(start).collect()
+    let listeners: Vec<AuthListener> = (0..nranks).map(|_| open_listener(&id)).collect();
+    let addresses: Vec<_> =
+        listeners.iter().map(|listener| listener.addresses().to_vec()).collect();
+    let start = |(rank, listener)| start(rank, &id, listener, addresses.clone());
+    listeners.into_iter().enumerate().map(start).collect()
 }
 
 /// Rank `rank` of two, alone: the other one is said to be where `listener` listens.
 fn beside(rank: usize, listener: &TcpListener) -> Rank {
     let id = UniqueId::generate().unwrap();
-    let gate = gate(&id);
+    let own = open_listener(&id);
     let mut addresses = vec![vec![listener.local_addr().unwrap()]; 2];
-    addresses[rank] = gate.addresses().to_vec();
-    start(rank, &id, gate, addresses)
+    addresses[rank] = own.addresses().to_vec();
+    start(rank, &id, own, addresses)
 }
 
 /// Wait for what must come about; the limit only ends a defect.
@@ -196,7 +202,7 @@ fn data_sockets_reach_both_inboxes() {
         steps: Lengths { cut: 4096, whole: 0 },
         messages: Lengths { cut: 4096, whole: 0 },
         protection: Protection::default(),
-        lanes: LANES,
+        data_sockets: LANES,
     };
     let network = |rank: usize| {
         let connector = ranks[rank].engine.as_ref().unwrap().connector();
@@ -204,14 +210,14 @@ fn data_sockets_reach_both_inboxes() {
     };
     let (mut low, mut high) = (network(0), network(2));
     let started = Instant::now();
-    while !(low.tcp_connection(2).lanes().count() == LANES
-        && high.tcp_connection(0).lanes().count() == LANES)
+    while !(low.tcp_connection(2).data_sockets().count() == LANES
+        && high.tcp_connection(0).data_sockets().count() == LANES)
     {
-        assert!(started.elapsed() < Duration::from_secs(30), "no lanes");
+        assert!(started.elapsed() < Duration::from_secs(30), "no data_sockets");
         low.sleep(None, Duration::from_millis(1));
         high.sleep(None, Duration::from_millis(1));
     }
-    // Nobody is behind this gate any more.
+    // Nobody is behind this listener any more.
     let mut ranks = ranks;
     ranks[1].engine = None;
     let started = Instant::now();
@@ -224,7 +230,7 @@ fn data_sockets_reach_both_inboxes() {
 /// The ports of a socket and its keys, each this end's first.
 type End = [([u8; 32], u16); 2];
 
-fn end(NewLane { socket, keys: LaneKeys { send, receive }, .. }: NewLane) -> End {
+fn end(NewDataSocket { socket, keys: SocketKeys { send, receive }, .. }: NewDataSocket) -> End {
     // It goes over loopback, which nothing has to pace; a system may allow nobody to say so.
     let allowed = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
     let is_allowed = std::fs::read_to_string(allowed).is_ok_and(|names| names.contains("reno"));
@@ -240,17 +246,22 @@ fn every_data_socket_has_two_keys_of_its_own_which_both_ends_know() {
     for (from, to) in pairs {
         ranks[from].engine.as_ref().unwrap().connector().connect(to);
     }
-    let mut lanes: Vec<Vec<(usize, End)>> = vec![Vec::new(); 3];
+    let mut data_sockets: Vec<Vec<(usize, End)>> = vec![Vec::new(); 3];
     let started = Instant::now();
-    while lanes.iter().any(|lanes| lanes.len() < 2 * LANES) {
-        assert!(started.elapsed() < Duration::from_secs(30), "no lanes");
-        for (lanes, rank) in lanes.iter_mut().zip(&ranks) {
-            lanes.extend(rank.inbox.take().into_iter().map(|lane| (lane.peer, end(lane))));
+    while data_sockets.iter().any(|data_sockets| data_sockets.len() < 2 * LANES) {
+        assert!(started.elapsed() < Duration::from_secs(30), "no data_sockets");
+        for (data_sockets, rank) in data_sockets.iter_mut().zip(&ranks) {
+            data_sockets.extend(
+                rank.inbox
+                    .take()
+                    .into_iter()
+                    .map(|data_socket| (data_socket.peer, end(data_socket))),
+            );
         }
         std::thread::sleep(Duration::from_millis(1));
     }
     let ends = |rank: usize, peer| {
-        let ends = lanes[rank].iter().filter(move |(other, _)| *other == peer);
+        let ends = data_sockets[rank].iter().filter(move |(other, _)| *other == peer);
         ends.map(|(_, end)| *end)
     };
     let mut keys = BTreeSet::new();
@@ -272,7 +283,7 @@ fn who_is_asked_tells_what_it_has_not_told_yet() {
         steps: Lengths { cut: 4096, whole: 0 },
         messages: Lengths { cut: 4096, whole: 0 },
         protection: Protection::default(),
-        lanes: LANES,
+        data_sockets: LANES,
     };
     let connector = ranks[0].engine.as_ref().unwrap().connector();
     let mut network = TcpEndpoint::new(0, 9, settings, ranks[0].inbox.clone(), connector);
@@ -301,7 +312,7 @@ fn who_ends_beside_a_dead_rank_that_it_never_met_does_not_sleep_on() {
 }
 
 #[test]
-fn a_rank_that_was_never_met_is_dead_when_its_gate_refuses_and_not_when_it_is_silent() {
+fn a_rank_that_was_never_met_is_dead_when_its_listener_refuses_and_not_when_it_is_silent() {
     // The kernel takes connections, and nobody answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let rank = beside(1, &silent);
@@ -316,7 +327,7 @@ fn a_rank_that_was_never_met_is_dead_when_its_gate_refuses_and_not_when_it_is_si
 }
 
 #[test]
-fn a_rank_that_was_met_is_dead_when_its_gate_refuses() {
+fn a_rank_that_was_met_is_dead_when_its_listener_refuses() {
     for victim in [0, 1] {
         let ranks = ranks(2);
         acquaint(&ranks);

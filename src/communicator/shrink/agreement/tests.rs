@@ -32,7 +32,7 @@ enum Doing {
 /// The rendezvous of one attempt with one set: like the real one it may end well for some ranks
 /// and badly for others if one of them dies or gives up while it ends.
 #[derive(Default)]
-struct Meeting {
+struct Rendezvous {
     come: Vec<usize>,
     broken: bool,
 }
@@ -48,7 +48,7 @@ struct World {
     known: Vec<Vec<(u64, Announcement)>>,
     known_dead: Vec<Vec<bool>>,
     doing: Vec<Doing>,
-    meetings: HashMap<(u64, Vec<u64>), Meeting>,
+    rendezvous: HashMap<(u64, Vec<u64>), Rendezvous>,
     returned: Vec<Vec<Returned>>,
     /// Shrinks that every rank makes, one after the other.
     rounds: usize,
@@ -66,7 +66,7 @@ impl World {
             known: vec![vec![(0, Announcement::NOTHING); nranks]; nranks],
             known_dead: vec![vec![false; nranks]; nranks],
             doing: (0..nranks).map(|_| Doing::Late).collect(),
-            meetings: HashMap::new(),
+            rendezvous: HashMap::new(),
             returned: vec![Vec::new(); nranks],
             rounds: 1 + random.below(2),
             random,
@@ -140,7 +140,7 @@ impl World {
         match act {
             Act::Wait => self.doing[rank] = Doing::Looking(agreement),
             Act::Make => {
-                self.meetings.entry(key).or_default().come.push(rank);
+                self.rendezvous.entry(key).or_default().come.push(rank);
                 self.doing[rank] = Doing::Making(agreement);
             }
             Act::Settle => {
@@ -154,10 +154,10 @@ impl World {
     fn make(&mut self, rank: usize, mut agreement: Agreement) {
         let peers = self.peers(rank);
         let mine = agreement.mine();
-        let meeting = self.meetings.get_mut(&(mine.attempt, mine.dead.words().to_vec()));
-        let meeting = meeting.expect("it came to the meeting");
-        let whole = meeting.come.len() + mine.dead.iter().count() == self.nranks;
-        let hurt = meeting.broken || meeting.come.iter().any(|member| !self.alive[*member]);
+        let rendezvous = self.rendezvous.get_mut(&(mine.attempt, mine.dead.words().to_vec()));
+        let rendezvous = rendezvous.expect("it came to the rendezvous");
+        let whole = rendezvous.come.len() + mine.dead.iter().count() == self.nranks;
+        let hurt = rendezvous.broken || rendezvous.come.iter().any(|member| !self.alive[*member]);
         let works = match (whole, hurt) {
             (true, false) => Some(true),
             (true, true) => Some(self.random.one_in(2)),
@@ -171,7 +171,7 @@ impl World {
             }
             Some(true) => agreement.made(),
             Some(false) => {
-                meeting.broken = true;
+                rendezvous.broken = true;
                 agreement.failed();
             }
         }
@@ -244,10 +244,10 @@ impl World {
                 return Err(format!("{set:?} holds some of the living {alive:?}"));
             }
             let sides: Vec<&(u64, Vec<u64>)> =
-                self.meetings.keys().filter(|(attempt, _)| *attempt == attempts[0]).collect();
+                self.rendezvous.keys().filter(|(attempt, _)| *attempt == attempts[0]).collect();
             let full = |key: &&&(u64, Vec<u64>)| {
                 let set = RankSet::from_words(&key.1).expect("it was made from a set");
-                alive.iter().all(|rank| self.meetings[**key].come.contains(rank))
+                alive.iter().all(|rank| self.rendezvous[**key].come.contains(rank))
                     && alive.iter().all(|rank| !set.contains(*rank))
             };
             if sides.iter().filter(full).count() != 1 {

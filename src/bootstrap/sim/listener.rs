@@ -1,4 +1,4 @@
-//! A gate and a meeting on the virtual network, for simulations that go on from there.
+//! A listener and a rendezvous on the virtual network, for simulations that go on from there.
 
 use super::crypto::toy;
 use super::net::{Line, Party, Port, Shared};
@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 /// Open until it is dropped.
-pub struct Gate {
+pub struct Listener {
     pub port: Port,
     pub address: SocketAddr,
     pub secret: SharedSecret,
@@ -25,11 +25,17 @@ pub struct Gate {
     kept: Vec<ProvenConnection<Line>>,
 }
 
-impl Gate {
-    pub fn open(net: &Shared, owner: Party, address: SocketAddr, id: &UniqueId) -> Gate {
+impl Listener {
+    pub fn open(net: &Shared, owner: Party, address: SocketAddr, id: &UniqueId) -> Listener {
         net.borrow_mut().open_door(owner, address);
         let (secret, port) = (SharedSecret::with(id, toy), Port { net: net.clone(), owner });
-        Gate { port, address, lobby: PendingPeers::new(secret.clone()), secret, kept: Vec::new() }
+        Listener {
+            port,
+            address,
+            lobby: PendingPeers::new(secret.clone()),
+            secret,
+            kept: Vec::new(),
+        }
     }
 
     /// A port of its owner's for connections that it makes.
@@ -48,7 +54,7 @@ impl Gate {
     }
 }
 
-impl Drop for Gate {
+impl Drop for Listener {
     fn drop(&mut self) {
         self.port.net.borrow_mut().close_door(self.port.owner);
     }
@@ -66,18 +72,18 @@ pub struct Guest {
     pub note: u64,
 }
 
-/// One rank's meeting with the others.
-pub struct Meeting {
-    gate: Gate,
+/// One rank's rendezvous with the others.
+pub struct Rendezvous {
+    listener: Listener,
     host: AllgatherDriver<Port>,
     over: Option<Instant>,
 }
 
-impl Meeting {
-    pub fn new(mut gate: Gate, guest: Guest, now: Instant) -> Meeting {
+impl Rendezvous {
+    pub fn new(mut listener: Listener, guest: Guest, now: Instant) -> Rendezvous {
         let Guest { rank, nranks, mine, root, deadline, note } = guest;
         let me = Named { rank: rank as u32, pid: note as u32 };
-        let (own, is_root) = ([gate.address], root.is_none());
+        let (own, is_root) = ([listener.address], root.is_none());
         let role = match root {
             None => Role::Root(AllgatherRoot::of(me, nranks, &mine, now, deadline)),
             Some(root) => {
@@ -85,22 +91,22 @@ impl Meeting {
             }
         };
         let (purpose, to) = (Purpose::Meet, ANYONE);
-        let (nranks, lane) = (nranks as u32, me.pid);
-        let greeting = Hello { purpose, rank: me.rank, to, nranks, lane, note };
-        gate.lobby.set_rank(me.rank);
+        let (nranks, detail) = (nranks as u32, me.pid);
+        let greeting = Hello { purpose, rank: me.rank, to, nranks, detail, note };
+        listener.lobby.set_rank(me.rank);
         if is_root {
-            gate.lobby.set_root();
+            listener.lobby.set_root();
         }
-        let host = AllgatherDriver::new(gate.caller(), gate.secret.clone(), greeting, role);
-        Meeting { gate, host, over: None }
+        let host = AllgatherDriver::new(listener.caller(), listener.secret.clone(), greeting, role);
+        Rendezvous { listener, host, over: None }
     }
 
     /// Go on; once it is over, what all have brought.
     pub fn advance(&mut self, now: Instant) -> Option<Result<Vec<Vec<u8>>, BootstrapError>> {
-        for arrival in self.gate.advance(now) {
+        for arrival in self.listener.advance(now) {
             match arrival.greeting.purpose {
                 Purpose::Meet => self.host.admit(arrival, now),
-                _ => self.gate.kept.push(arrival),
+                _ => self.listener.kept.push(arrival),
             }
         }
         self.host.advance(now);
@@ -120,10 +126,10 @@ impl Meeting {
 
     pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
         let host = self.host.next_deadline().filter(|_| self.over.is_none());
-        [self.gate.next_deadline(now), host, self.over].into_iter().flatten().min()
+        [self.listener.next_deadline(now), host, self.over].into_iter().flatten().min()
     }
 
-    pub fn into_gate(self) -> Gate {
-        self.gate
+    pub fn into_gate(self) -> Listener {
+        self.listener
     }
 }
