@@ -62,7 +62,8 @@ class CommStream:
         self.rank = communicator.rank
         self.lock = threading.Lock()
         self.stream: Optional[Stream] = None
-        #: What is, or was a moment ago, on the stream, with the mark behind it.
+        #: What is, or was a moment ago, on the stream, with the mark behind it. Taken out under the
+        #: lock only.
         self._running: Deque[Tuple[Any, Any]] = deque()
         self._mark = ctypes.c_uint64()
         #: What went wrong first in a call on the stream, and the first mark behind that call.
@@ -208,7 +209,8 @@ class CommStream:
                 self.stream.close()
             except RingError:
                 pass  # seen above
-        self._running.clear()
+        # Not by hand: another thread may be looking at the first of them.
+        self.forget()
 
     def _see_through(self) -> None:
         """The communicator has ended, and so will what is still on the stream: see how."""

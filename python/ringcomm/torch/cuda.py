@@ -106,8 +106,9 @@ class CudaCommStream(CommStream):
 
     def abort(self) -> None:
         """As a CPU comm stream's. What had not ended before it has failed."""
-        self._forget()
-        pending = self._running[0][0] if self._running and self.comm is not None else None
+        self.forget()
+        running = list(self._running)
+        pending = running[0][0] if running and self.comm is not None else None
         super().abort()
         if pending is not None and self.error is None:
             self._went_well = max(self._went_well, pending.number - 1)

@@ -264,6 +264,29 @@ def test_an_abort_waits_for_no_stream():
     launched(2, aborts_while_a_comm_stream_is_made)
 
 
+def ends_while_what_is_done_is_forgotten(rank):
+    """As when a thread that completes futures looks at a call that an abort has just ended."""
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    work.wait()
+    comm_stream = dist.group.WORLD._cpu
+    reached, looked = comm_stream.reached, []
+
+    def ended_meanwhile(mark, timeout_ms):
+        comm_stream.reached = reached
+        comm_stream.abort()
+        looked.append(mark)
+        return reached(mark, timeout_ms)
+
+    comm_stream._running.append((1, None))
+    comm_stream.reached = ended_meanwhile
+    comm_stream.forget()
+    assert looked == [1] and not comm_stream._running
+
+
+def test_an_end_takes_nothing_from_who_looks_at_it():
+    launched(2, ends_while_what_is_done_is_forgotten)
+
+
 def joins_too_late(rank):
     """A comm stream whose ranks meet when the group has ended on one of them ends there, too."""
     group = dist.group.WORLD
