@@ -151,7 +151,7 @@ fn addresses() -> Vec<SocketAddr> {
 }
 
 fn meeting() -> io::Result<()> {
-    let corpus = Corpus::of("meeting")?;
+    let corpus = Corpus::of("allgather")?;
     let (one, two) = (PeerId { rank: 1, pid: 20 }, PeerId { rank: 2, pid: 30 });
     // Contributions: rank, process and bytes, and then those.
     let entry = |rank: u8| [rank, 0, 0, 0, 20, 0, 0, 0, 3, 0, 0, 0, 7, 8, 9];
@@ -221,7 +221,7 @@ fn gossip() -> io::Result<()> {
 }
 
 fn lanes() -> io::Result<()> {
-    let corpus = Corpus::of("lane")?;
+    let corpus = Corpus::of("data_socket")?;
     // In turn: send, deliver so many bytes, receive, alter, insert, forge, want, want nowhere.
     let scripts: [(&str, &[u8]); 5] = [
         ("plain", &[0, 9, 0, 1, 60, 0, 2, 0, 0, 1, 9, 0, 2, 0, 0]),

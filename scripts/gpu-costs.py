@@ -4,7 +4,7 @@
 One JSON object a line: `cost` names the part, `us` are microseconds of one. Calls of the driver are timed on
 the processor, less the time of a C function that does nothing with the same arguments; all else by the device's
 events or its timer.
-These figures decide which meeting of ranks, which fence and which word a kernel should use. `--fused RANKS`
+These figures decide which barrier of ranks, which fence and which word a kernel should use. `--fused RANKS`
 launches the fused kernel for so many ranks a few times, and nothing else, for a profiler to look at.
 """
 import ctypes

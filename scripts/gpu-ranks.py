@@ -5,7 +5,7 @@ gpu-ranks.py FATBIN HOST.so [LARGEST_BYTES [TIMES]] [--checks | --times].
 A row of the grid is a rank. All blocks are resident together, so that ranks may wait for each other on
 the device as they would between devices: the protocol is tested and timed, without the links. For two,
 four and eight ranks and every size: `two-shot` (each rank reduces its share of everybody's memory between
-two meetings), `one-shot` (flags packed with data), `ring` (the plan interpreter through connections), and
+two barriers), `one-shot` (flags packed with data), `ring` (the plan interpreter through connections), and
 `fused`, which waits for nothing, beside them. Every result is compared, then timed in a stream and in a
 graph; prints a JSON object for each. Before all that a rank never comes: the others end at their deadline,
 or when the host calls them off, and report whom they waited for. And one-shot and ring do every type and
@@ -176,7 +176,7 @@ def fused(ranks):
 
 
 def two_shot(ranks):
-    """Row r reduces part r of all inputs into all outputs, between two meetings."""
+    """Row r reduces part r of all inputs into all outputs, between two barriers."""
     device, nranks, count = ranks.device, ranks.nranks, ranks.size // SIZE
     # Whole lines of the cache, as src/executor/device_work.rs cuts them.
     share = -(-(-(-count // 32)) // nranks) * 32
@@ -194,10 +194,10 @@ def two_shot(ranks):
         calls.put("first_piece", "I", rank, index=rank)
         calls.put("npieces", "I", 1, index=rank)
         calls.put("ntiles", "I", -(-mine // tile), index=rank)
-        calls.put("meeting ringcomm_meeting.flags", "Q", table, index=rank)
-        calls.put("meeting ringcomm_meeting.epochs", "Q", device.zeros(8 * BARRIER_BLOCKS), index=rank)
-        calls.put("meeting ringcomm_meeting.nranks", "I", nranks, index=rank)
-        ranks.watch(calls, "meeting ringcomm_meeting.watch", rank)
+        calls.put("barrier ringcomm_barrier.flags", "Q", table, index=rank)
+        calls.put("barrier ringcomm_barrier.epochs", "Q", device.zeros(8 * BARRIER_BLOCKS), index=rank)
+        calls.put("barrier ringcomm_barrier.nranks", "I", nranks, index=rank)
+        ranks.watch(calls, "barrier ringcomm_barrier.watch", rank)
     args = typed(ranks, "ringcomm_reduce_args", tile)
     args.put("calls", "Q", device.table(calls.bytes))
     args.put("pieces", "Q", device.table(pieces.bytes))

@@ -197,10 +197,10 @@ def judge(device, kernels, usage):
     yield "loads and stores of 128 bits", narrow
     yield "sources are asked for ahead", late
     yield f"{WIDE} sources are asked for at once for one vector", few
-    meeting = [name for name in kernels if "_" in name.removeprefix("ringcomm_")]
-    fences = [f"{name}: {address:#x} {text}" for name in meeting
+    waiting = [name for name in kernels if "_" in name.removeprefix("ringcomm_")]
+    fences = [f"{name}: {address:#x} {text}" for name in waiting
               for address, text in fences_among_peers(kernels[name])]
-    polls = [name for name in meeting if not any(FLAG.search(text) for _, text in kernels[name])]
+    polls = [name for name in waiting if not any(FLAG.search(text) for _, text in kernels[name])]
     yield "no fence in a loop over peers", fences + [f"{name}: no flag seen" for name in polls]
 
 

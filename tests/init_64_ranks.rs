@@ -1,6 +1,6 @@
 //! Many ranks become a communicator: 64 processes on one machine, as one host, as 8 and as 64.
 //!
-//! `scripts/soak meeting` prints the times of an optimised build, after a simulated meeting of
+//! `scripts/soak rendezvous` prints the times of an optimised build, after a simulated rendezvous of
 //! 100,000.
 
 mod support;

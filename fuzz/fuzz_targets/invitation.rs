@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use ringcomm::communicator::fuzz_hooks::Importer;
 use ringcomm::executor::direct::program::Used;
-use ringcomm::executor::direct::run::{ADDRESS, BufferAddresses, NOWHERE, UNUSED};
+use ringcomm::executor::direct::run::{BufferAddresses, BufferLocation};
 use ringcomm::transport::segment::Segment;
 use ringcomm::transport::shm_export;
 use std::cell::RefCell;
@@ -54,8 +54,8 @@ fn is_there(own: u64, region: u64, offset: u64, bytes: usize) -> bool {
         usize::try_from(offset).is_ok_and(|at| at.checked_add(bytes).is_some_and(|end| end <= all))
     };
     match region {
-        NOWHERE | ADDRESS => false,
-        UNUSED => bytes == 0,
+        BufferLocation::PRIVATE | BufferLocation::SAME_PROCESS => false,
+        BufferLocation::UNUSED => bytes == 0,
         region if region == own => holds(OWN),
         region => IMPORTED.iter().any(|(number, all)| *number == region && holds(*all)),
     }

@@ -17,7 +17,7 @@ thread_local! {
 
 fn greeting() -> Hello {
     let (to, nranks) = (u32::MAX, 4);
-    Hello { purpose: Purpose::Data, rank: 1, to, nranks, lane: 2, note: 3 }
+    Hello { purpose: Purpose::Data, rank: 1, to, nranks, detail: 2, note: 3 }
 }
 
 /// Feed one end with the input; true if it got keys.
@@ -62,21 +62,21 @@ fn carry(from: &mut Handshake, to: &mut Handshake, input: &mut Input, altered: &
 
 fn between(secret: &SharedSecret, input: &mut Input) {
     let mut caller = Handshake::caller(secret, &greeting()).unwrap();
-    let mut gate = Handshake::gate(secret).unwrap();
+    let mut listener = Handshake::listener(secret).unwrap();
     let mut altered = false;
     let went = (0..2).all(|_| {
-        carry(&mut caller, &mut gate, input, &mut altered)
-            && carry(&mut gate, &mut caller, input, &mut altered)
+        carry(&mut caller, &mut listener, input, &mut altered)
+            && carry(&mut listener, &mut caller, input, &mut altered)
     });
     assert_eq!(went, !altered, "it goes through exactly where nothing was altered");
-    let (Some(calls), Some(gates)) = (caller.keys(), gate.keys()) else {
+    let (Some(calls), Some(listeners)) = (caller.keys(), listener.keys()) else {
         assert!(altered);
         return;
     };
     // An altered welcome is seen by the caller alone.
-    assert!(!altered && gate.greeting() == Some(&greeting()));
-    assert!(calls.send == gates.receive && calls.receive == gates.send);
-    frames(&calls.send, &gates.receive, input);
+    assert!(!altered && listener.greeting() == Some(&greeting()));
+    assert!(calls.send == listeners.receive && calls.receive == listeners.send);
+    frames(&calls.send, &listeners.receive, input);
 }
 
 /// Frames of the input's bytes, and the input as frames.
@@ -100,7 +100,7 @@ fuzz_target!(|data: &[u8]| {
         assert_eq!(greeting.encode(), data[..GREETING]);
     }
     SECRET.with(|secret| match input.byte() {
-        Some(0) => assert!(!alone(Handshake::gate(secret).unwrap(), &mut input)),
+        Some(0) => assert!(!alone(Handshake::listener(secret).unwrap(), &mut input)),
         Some(1) => {
             let caller = Handshake::caller(secret, &greeting()).unwrap();
             assert!(!alone(caller, &mut input));

@@ -7,7 +7,9 @@ use libfuzzer_sys::fuzz_target;
 use ringcomm::config::Protection;
 use ringcomm::transport::fifo::{FifoShape, Stamp};
 use ringcomm::transport::network::{Connection, Lengths};
-use ringcomm::transport::tcp::{FRAME_BYTES, Frame, LaneKeys, NewLane, Settings, TcpConnection};
+use ringcomm::transport::tcp::{
+    FRAME_BYTES, Frame, NewDataSocket, Settings, SocketKeys, TcpConnection,
+};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
@@ -15,12 +17,12 @@ mod support;
 use support::Input;
 
 /// A connection's end, and the other end of its socket.
-fn end(settings: Settings, keys: LaneKeys) -> (TcpConnection, UnixStream) {
+fn end(settings: Settings, keys: SocketKeys) -> (TcpConnection, UnixStream) {
     let (ours, wire) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
     wire.set_nonblocking(true).unwrap();
     let mut connection = TcpConnection::new(settings).unwrap();
-    connection.add_lane(NewLane { peer: 0, socket: ours.into(), keys });
+    connection.add_lane(NewDataSocket { peer: 0, socket: ours.into(), keys });
     (connection, wire)
 }
 
@@ -52,14 +54,13 @@ fn stamp(position: u64) -> Stamp {
 
 impl World {
     fn new(mode: u8, lines: u8) -> World {
-        let protection =
-            Protection::ALL[usize::from(mode % 3)];
+        let protection = Protection::ALL[usize::from(mode % 3)];
         let slot_bytes = 64 * (1 + usize::from(lines % 64));
         let geometry = FifoShape { depth: 2 + usize::from(mode >> 4), slot_bytes };
         let lengths = Lengths { cut: geometry.slot_bytes, whole: 0 };
         let (steps, messages) = (lengths, lengths);
-        let settings = Settings { geometry, steps, messages, protection, lanes: 1 };
-        let keys = |send, receive| LaneKeys { send: [send; 32], receive: [receive; 32] };
+        let settings = Settings { geometry, steps, messages, protection, data_sockets: 1 };
+        let keys = |send, receive| SocketKeys { send: [send; 32], receive: [receive; 32] };
         let (sender, from_sender) = end(settings, keys(1, 2));
         let (receiver, to_receiver) = end(settings, keys(2, 1));
         World {
