@@ -1,7 +1,7 @@
 //! Many ranks become a communicator: 64 processes on one machine, as one host, as 8 and as 64.
 //!
-//! `scripts/soak rendezvous` prints the times of an optimised build, after a simulated rendezvous of
-//! 100,000.
+//! `scripts/soak rendezvous` prints the times of an optimised build, after a simulated rendezvous
+//! of 100,000.
 
 mod support;
 
