@@ -16,6 +16,9 @@ from typing import Any, Optional, Tuple
 # What a call that is about to return may take, in two parts.
 MOMENT_S = 0.15
 
+# The thread's: as in src/communicator/health/self_deadlock.rs.
+NAME = "ringcomm ctrl-c"
+
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _live: "weakref.WeakSet[Any]" = weakref.WeakSet()
 _lock = threading.Lock()
@@ -46,10 +49,13 @@ def _install() -> None:
         os.close(writes)
         return
     _installed = True
-    threading.Thread(target=_serve, args=(reads, main.ident), name="ringcomm ctrl-c", daemon=True).start()
+    threading.Thread(target=_serve, args=(reads, main.ident), name=NAME, daemon=True).start()
 
 
 def _serve(reads: int, main: Optional[int]) -> None:
+    # Python names only its own object before 3.14. By the kernel's name the library knows that it makes no calls.
+    with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w", encoding="ascii") as comm:
+        comm.write(NAME)
     while True:
         came = os.read(reads, 64)
         if not came:

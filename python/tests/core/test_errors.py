@@ -428,3 +428,16 @@ def test_ctrl_c_ends_a_call_that_waits():
     process.send_signal(signal.SIGINT)
     said, complaint = process.communicate(timeout=120)
     assert said == "interrupted True\n", complaint
+
+
+ALONE = """
+import numpy, ringcomm
+for comm in ringcomm.Communicator.all(2):
+    comm.all_reduce(numpy.ones(10, numpy.float32))
+"""
+
+
+def test_a_loop_over_ranks_without_a_group_is_told_before_the_deadline():
+    """No thread of the package's own is taken for one that might make the other rank's call."""
+    said, status = last_line(ALONE, OPENBLAS_NUM_THREADS="1", RINGCOMM_TIMEOUT_MS="60000")
+    assert status == 1 and "no other thread that could call that" in said, said

@@ -13,9 +13,15 @@ use std::time::Duration;
 const EVERY_S: u64 = 1;
 
 /// Threads that call no rank, by their names, of which the kernel keeps 15 letters: the library's
-/// that watch and answer, and one of the CUDA driver's.
-const NEVER_CALLING: [&str; 5] =
-    ["ringcomm-ctl", "ringcomm-status", "ringcomm-guardi", "ring-root", "cuda-EvtHandlr"];
+/// that watch and answer, the Python package's that hears Ctrl-C, and one of the CUDA driver's.
+const NEVER_CALLING: [&str; 6] = [
+    "ringcomm-ctl",
+    "ringcomm-status",
+    "ringcomm-guardi",
+    "ring-root",
+    "ringcomm ctrl-c",
+    "cuda-EvtHandlr",
+];
 
 /// Others of the driver's have a number behind this, of so many digits at least.
 const NUMBERED: (&str, usize) = ("cuda", 8);
@@ -84,7 +90,13 @@ mod tests {
 
     #[test]
     fn a_program_of_one_thread_is_known_among_threads_that_never_call() {
-        let all = threads(&["train", "ringcomm-ctl", "cuda-EvtHandlr", "cuda00001400006"]);
+        let all = threads(&[
+            "train",
+            "ringcomm-ctl",
+            "ringcomm ctrl-c",
+            "cuda-EvtHandlr",
+            "cuda00001400006",
+        ]);
         assert!(is_only(1, 1, &all));
         // Nor is one that waits in a thread of the library's, while the program's is elsewhere.
         assert!(!is_only(2, 1, &all));
