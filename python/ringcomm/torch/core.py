@@ -70,8 +70,8 @@ class Core(RootedCollectives):
         self._keys = "ringcomm"
         self._cpu = self._new_comm_stream("cpu", 0)
         # Rank 0 says the word when it has deleted the comm stream's key: who goes on finds no old one.
-        word = (ctypes.c_uint8 * (WORD_BYTES + KEY_BYTES))()
-        word[:] = secrets.token_bytes(len(word))
+        drawn = secrets.token_bytes(WORD_BYTES + KEY_BYTES)
+        word = (ctypes.c_uint8 * len(drawn)).from_buffer_copy(drawn)
         place = ctypes.addressof(word), ctypes.addressof(word)
         self._cpu.run([(lib.ringBroadcast, (*place, len(word), DataType.UINT8.value, 0))])
         self._keys = f"ringcomm/{bytes(word[:WORD_BYTES]).hex()}"

@@ -106,7 +106,8 @@ class CudaCommStream(CommStream):
 
     def abort(self) -> None:
         """As a CPU comm stream's. What had not ended before it has failed."""
-        self.forget()
+        # As on the CPU: another thread may be looking.
+        super().forget()
         running = list(self._running)
         pending = running[0][0] if running and self.comm is not None else None
         super().abort()

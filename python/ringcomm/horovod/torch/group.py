@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import ReduceOp as TorchOp
 
 from ..._native import ReduceOp
 from ...communicator import Communicator
+from ...torch.comm_stream import CommStream
 from ...torch.core import Core
 from ...torch.ranks import Ranks
 from ..job import job
@@ -70,9 +71,18 @@ class Group(Core):
     """Collectives over the job's ranks."""
 
     def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
         # Five minutes, as the library itself waits where nothing is said.
         timeout = int(os.environ.get("RINGCOMM_TIMEOUT_MS", "300000"))
         self._set_up(_BroadcastStore(comm), comm.rank, comm.nranks, timedelta(milliseconds=timeout))
+
+    def _join(self, device: str, depth: int, key: str) -> CommStream:
+        if (device, depth) != ("cpu", 0):
+            return super()._join(device, depth, key)
+        # The ranks have met, and know each other.
+        own = self._comm.split(0)
+        assert own is not None, "every rank has the same color"
+        return CommStream(own)
 
 
 class JobRanks(Ranks):
