@@ -5,6 +5,7 @@ use super::tcp::{loopback, three_on_loopback};
 use ringcomm::error::Error;
 use ringcomm::transport::fifo::{ReceivedMessage, Stamp};
 use ringcomm::transport::network::{Connection, Endpoint, Lengths};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 /// What an implementation gets wrong.
@@ -26,7 +27,7 @@ enum Fault {
     NeverFull,
     /// A message that goes whole is cut as others are.
     CutsLongOnes,
-    /// What was sent is never said to be delivered.
+    /// After the end nothing is said to be delivered.
     NeverDone,
     /// A peer that does not read holds up what goes to others.
     HoldsUpAll,
@@ -50,6 +51,7 @@ struct Faulty {
     inner: Box<dyn Endpoint>,
     fault: Fault,
     connection: FaultyConnection,
+    ended: AtomicBool,
 }
 
 /// Its connection to a peer: a pointer into the endpoint inside for the time of a call.
@@ -216,11 +218,15 @@ impl Endpoint for Faulty {
     }
 
     fn end(&self) {
+        self.ended.store(true, Relaxed);
         self.inner.end();
     }
 
     fn undelivered(&self, matters: &dyn Fn(usize) -> bool) -> Option<usize> {
-        if self.fault == Fault::NeverDone { Some(1) } else { self.inner.undelivered(matters) }
+        match self.fault == Fault::NeverDone && self.ended.load(Relaxed) {
+            true => Some(1),
+            false => self.inner.undelivered(matters),
+        }
     }
 }
 
@@ -246,7 +252,8 @@ impl Network for Broken {
 impl Broken {
     fn around(&self, inner: Box<dyn Endpoint>) -> Box<dyn Endpoint> {
         let (fault, cut) = (self.0, inner.step_lengths().cut);
-        Box::new(Faulty { inner, fault, connection: FaultyConnection::new(fault, cut) })
+        let connection = FaultyConnection::new(fault, cut);
+        Box::new(Faulty { inner, fault, connection, ended: AtomicBool::new(false) })
     }
 }
 
