@@ -5,6 +5,7 @@ signal; where the main thread still stands in the same call of this package a mo
 The call then fails, and Python raises KeyboardInterrupt in its place.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -53,9 +54,11 @@ def _install() -> None:
 
 
 def _serve(reads: int, main: Optional[int]) -> None:
-    # Python names only its own object before 3.14. By the kernel's name the library knows that it makes no calls.
-    with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w", encoding="ascii") as comm:
-        comm.write(NAME)
+    # Python names only its own object before 3.14. By the kernel's name the library knows that it makes no calls;
+    # without /proc it does not ask.
+    with contextlib.suppress(OSError):
+        with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w", encoding="ascii") as comm:
+            comm.write(NAME)
     while True:
         came = os.read(reads, 64)
         if not came:
