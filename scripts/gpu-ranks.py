@@ -312,8 +312,7 @@ def ring(ranks, slot, apart):
             calls.put(field, "Q", value, index=rank)
         calls.put("npeers", "I", nranks, index=rank)
         calls.put("depth", "I", depth, index=rank)
-        # A mean's inputs are not made smaller first.
-        calls.put("scalar", "d", 1.0, index=rank)
+        calls.put("scalar", "d", 1.0, index=rank)  # a mean's inputs are not made smaller first
         ranks.watch(calls, "watch", rank)
     args = typed(ranks, "ringcomm_plan_args")
     args.put("calls", "Q", device.table(calls.bytes))
