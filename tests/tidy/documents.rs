@@ -20,18 +20,8 @@ const MOST_INTERNALS_WORDS: usize = 1_000;
 const MOST_WORDS: usize = 25;
 const MOST_SENTENCES: usize = 5;
 
-/// Documents for users and newcomers, whose paragraphs are short.
-const SHORT_PARAGRAPHS: [&str; 6] = [
-    "README.md",
-    "ARCHITECTURE.md",
-    "CONTRIBUTING.md",
-    "docs/c-tutorial.md",
-    "docs/configuration.md",
-    "docs/performance.md",
-];
-
-/// Documents whose sentences are short; beside these, all about a part of the code.
-const SHORT_SENTENCES: [&str; 6] = [
+/// Documents for users and newcomers, whose paragraphs and sentences are short.
+const SHORT: [&str; 6] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
@@ -157,7 +147,7 @@ fn headings(path: &str, text: &str) -> Vec<String> {
 }
 
 fn sentences(path: &str, text: &str) -> Vec<String> {
-    if !SHORT_SENTENCES.contains(&path) && !is_internal(path) {
+    if !SHORT.contains(&path) && !is_internal(path) {
         return Vec::new();
     }
     let all = prose(text).into_iter();
@@ -171,7 +161,7 @@ fn sentences(path: &str, text: &str) -> Vec<String> {
 }
 
 fn paragraphs(path: &str, text: &str) -> Vec<String> {
-    if !SHORT_PARAGRAPHS.contains(&path) {
+    if !SHORT.contains(&path) {
         return Vec::new();
     }
     let counted = prose(text).into_iter().map(|(line, paragraph)| (line, split(&paragraph).len()));
@@ -296,7 +286,7 @@ fn documents() -> Vec<(String, String)> {
     let mut names: Vec<String> = tracked.collect();
     // A source archive has no git.
     if names.is_empty() {
-        names = SHORT_PARAGRAPHS.iter().map(|name| name.to_string()).collect();
+        names = SHORT.iter().map(|name| name.to_string()).collect();
         names.push("CHANGELOG.md".into());
     }
     let read = |name: String| Some((name.clone(), std::fs::read_to_string(root.join(name)).ok()?));
@@ -306,7 +296,7 @@ fn documents() -> Vec<(String, String)> {
 #[test]
 fn documents_keep_their_rules() {
     let all = documents();
-    for name in SHORT_PARAGRAPHS.iter().chain(&["CHANGELOG.md"]) {
+    for name in SHORT.iter().chain(&["CHANGELOG.md"]) {
         assert!(all.iter().any(|(path, _)| path == name), "{name} is not among the documents");
     }
     let root = super::root();
