@@ -15,6 +15,24 @@ use std::marker::PhantomData;
 
 /// A type that collectives move and add.
 ///
+/// ```
+/// # use ringcomm::{Communicator, Config, ReduceOp, bf16, f16};
+/// # let ranks = Communicator::init_all(2, &Config::default())?;
+/// # std::thread::scope(|scope| {
+/// #     for comm in &ranks {
+/// #         scope.spawn(move || {
+/// let mut gradient = [bf16::from_f32(1.5), bf16::from_f32(-2.0)];
+/// comm.all_reduce_in_place(&mut gradient, ReduceOp::Sum).unwrap();
+/// assert_eq!(gradient.map(f32::from), [3.0, -4.0]);
+/// #             let mut half = [f16::from_f32(0.25)];
+/// #             comm.all_reduce_in_place(&mut half, ReduceOp::Sum).unwrap();
+/// #             assert_eq!(half.map(f32::from), [0.5]);
+/// #         });
+/// #     }
+/// # });
+/// # Ok::<(), ringcomm::Error>(())
+/// ```
+///
 /// # Safety
 /// [`Element::TYPE`] is the type's own, and every pattern of its bits is a value.
 pub unsafe trait Element: Copy + Send + Sync + 'static {
