@@ -38,7 +38,7 @@ impl HierarchicalReduction<'_> {
 
     /// On this host, in rank order; a part goes straight to where its chunk is completed.
     ///
-    /// Lane by channel and not rank by rank: no rank is more than a message ahead of the others.
+    /// Channel by channel and not rank by rank: no rank is more than a message ahead of the others.
     fn make_parts(&self, plan: &mut Plan) {
         let place = self.place;
         for group in place.groups_own_last() {

@@ -48,7 +48,7 @@ impl Default for Order {
     }
 }
 
-/// What a rank does before it waits for the others of its barrier.
+/// What a rank does before it waits for the others at their barrier.
 #[derive(Clone, Copy)]
 pub struct NextRank<'a> {
     pub(super) come: &'a dyn Fn(),

@@ -27,10 +27,10 @@ pub trait GroupMember: Send + Sync + 'static {
     fn run(&self, call: &Self::Call) -> Result<()>;
     /// Where a call's ranks only meet, so that one thread may bring them all: which place that is,
     /// and how many come there.
-    fn rendezvous(&self, _call: &Self::Call) -> Option<(usize, usize)> {
+    fn barrier(&self, _call: &Self::Call) -> Option<(usize, usize)> {
         None
     }
-    /// As `run`, for a call that has a rendezvous: before it waits there it does something else.
+    /// As `run`, for a call that has a barrier: before it waits there it does something else.
     fn run_first(&self, call: &Self::Call, _meanwhile: NextRank) -> Result<()> {
         self.run(call)
     }

@@ -93,7 +93,7 @@ impl GroupMember for Communicator {
         }
     }
 
-    fn rendezvous(&self, call: &Deferred) -> Option<(usize, usize)> {
+    fn barrier(&self, call: &Deferred) -> Option<(usize, usize)> {
         match call {
             Deferred::Collective(call) => self.meets(&call.call()),
             Deferred::Messages(_) => None,

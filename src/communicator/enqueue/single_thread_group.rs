@@ -2,8 +2,8 @@
 //!
 //! Ranks that only have to meet need no threads of their own: the first comes, and before it waits
 //! for the others the same thread lets the second come, and so on. When the last has come nobody
-//! waits any more, and all return, the last first. What a rank does after the rendezvous must not
-//! wait for another rank, which may be below it on the stack. A call of which only the rendezvous
+//! waits any more, and all return, the last first. What a rank does after the barrier must not
+//! wait for another rank, which may be below it on the stack. A call of which only the barrier
 //! shows that it would is left by all, as if it had been refused, and the lists are played by
 //! threads.
 
@@ -27,14 +27,14 @@ pub(super) struct SingleThreadCall<'a, E: GroupMember> {
 }
 
 impl<'a, E: GroupMember> SingleThreadCall<'a, E> {
-    /// Number `nth`, if all ranks of its rendezvous are in it, and nobody else.
+    /// Number `nth`, if all ranks of its barrier are in it, and nobody else.
     pub fn of(lists: &'a [List<E>], nth: usize) -> Option<SingleThreadCall<'a, E>> {
         let mut place = None;
         let mut count = 0;
         for list in lists.iter().filter(|list| !list.program.is_empty()) {
             let call = list.program.only_calls()?.get(nth)?;
-            let rendezvous = list.communicator.rendezvous(call)?;
-            if *place.get_or_insert(rendezvous) != rendezvous {
+            let barrier = list.communicator.barrier(call)?;
+            if *place.get_or_insert(barrier) != barrier {
                 return None;
             }
             count += 1;
@@ -51,7 +51,7 @@ impl<'a, E: GroupMember> SingleThreadCall<'a, E> {
         self.failure.take().map_or(Ok(()), |(_, error)| Err(error))
     }
 
-    /// All have left the rendezvous again, for several threads.
+    /// All have left the barrier again, for several threads.
     pub fn is_apart(&self) -> bool {
         self.is_apart.get()
     }

@@ -133,8 +133,8 @@ fn apart(error: Error, locals: &[usize]) -> Error {
     }
 }
 
-/// Meet the ranks of all hosts, and take their infos. A rank that has nothing to share with those
-/// of its own tells the others why.
+/// Meet the ranks of all hosts, and take what they say of themselves. A rank that has nothing to
+/// share with those of its own tells the others why.
 fn exchange_infos(
     share: Result<SharedSegment>,
     info: &HostPeerInfo,

@@ -147,7 +147,7 @@ pub fn choose(
     let time =
         |algorithm, is_direct, costs: &Costs| predict(algorithm, is_direct, &question, costs);
     let direct = Algorithm::ALL.into_iter().filter_map(|one| time(one, true, &pace.pieces()));
-    // A barrier is all that a barrier is.
+    // A barrier collective is the kernels' own barrier and no more.
     let pieces = direct.reduce(f64::min).unwrap_or(2.0 * pace.crossing_us);
     let mut ways = vec![
         (KernelPath::OneShot, Algorithm::OneShot, time(Algorithm::OneShot, false, &pace.lines())),
