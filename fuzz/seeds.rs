@@ -150,7 +150,7 @@ fn addresses() -> Vec<SocketAddr> {
     ["10.0.0.1:5", "[fe80::1%3]:6"].map(|text| text.parse().expect("an address")).to_vec()
 }
 
-fn meeting() -> io::Result<()> {
+fn allgather() -> io::Result<()> {
     let corpus = Corpus::of("allgather")?;
     let (one, two) = (PeerId { rank: 1, pid: 20 }, PeerId { rank: 2, pid: 30 });
     // Contributions: rank, process and bytes, and then those.
@@ -220,7 +220,7 @@ fn gossip() -> io::Result<()> {
     Ok(())
 }
 
-fn lanes() -> io::Result<()> {
+fn data_sockets() -> io::Result<()> {
     let corpus = Corpus::of("data_socket")?;
     // In turn: send, deliver so many bytes, receive, alter, insert, forge, want, want nowhere.
     let scripts: [(&str, &[u8]); 5] = [
@@ -459,9 +459,9 @@ fn launcher() -> io::Result<()> {
 fn main() -> io::Result<()> {
     launcher()?;
     rendezvous()?;
-    meeting()?;
+    allgather()?;
     gossip()?;
-    lanes()?;
+    data_sockets()?;
     launches()?;
     records()?;
     pages()?;

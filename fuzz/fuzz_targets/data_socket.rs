@@ -22,7 +22,7 @@ fn end(settings: Settings, keys: SocketKeys) -> (TcpConnection, UnixStream) {
     ours.set_nonblocking(true).unwrap();
     wire.set_nonblocking(true).unwrap();
     let mut connection = TcpConnection::new(settings).unwrap();
-    connection.add_lane(NewDataSocket { peer: 0, socket: ours.into(), keys });
+    connection.add_socket(NewDataSocket { peer: 0, socket: ours.into(), keys });
     (connection, wire)
 }
 

@@ -94,7 +94,7 @@ impl TcpConnection {
 
     /// Add one of the peer's sockets. One that is made anew does not replace the one that broke: of
     /// what had gone over that nobody knows how much has come. One that is too many is hung up on.
-    pub fn add_lane(&mut self, data_socket: NewDataSocket) {
+    pub fn add_socket(&mut self, data_socket: NewDataSocket) {
         if self.data_sockets.len() == MOST_LANES {
             return;
         }
@@ -279,7 +279,7 @@ mod tests {
             let end = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let socket = OwnedFd::from(listener.accept().unwrap().0);
             let keys = SocketKeys { send: [1; 32], receive: [2; 32] };
-            connection.add_lane(NewDataSocket { peer: 1, socket, keys });
+            connection.add_socket(NewDataSocket { peer: 1, socket, keys });
             end
         });
         (connection, ends)
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_end_when_all_of_them_have_delivered() {
+    fn sockets_end_when_all_of_them_have_delivered() {
         let (connection, [_first, second]) = connection();
         // The kernels of both ends hold less than this.
         let bytes = vec![0; 64 << 20];

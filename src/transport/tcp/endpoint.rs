@@ -191,7 +191,7 @@ impl TcpEndpoint {
     fn adopt(&mut self, peer: usize) -> Result<Box<TcpConnection>> {
         let mut connection = Box::new(TcpConnection::new(self.settings)?);
         let theirs = self.parked.extract_if(.., |data_socket| data_socket.peer == peer);
-        theirs.for_each(|data_socket| connection.add_lane(data_socket));
+        theirs.for_each(|data_socket| connection.add_socket(data_socket));
         Ok(connection)
     }
 
@@ -213,7 +213,7 @@ impl TcpEndpoint {
         for data_socket in come {
             let peer = data_socket.peer;
             match &mut self.connections[peer] {
-                Some(connection) if !connection.is_bare() => connection.add_lane(data_socket),
+                Some(connection) if !connection.is_bare() => connection.add_socket(data_socket),
                 Some(_) => self.park(data_socket),
                 None => {
                     self.park(data_socket);
