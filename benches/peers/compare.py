@@ -135,11 +135,15 @@ class Comparison:
             self.probe_program = None
             self.raw["notes"].append(f"cross-core latency not probed: {why}")
 
-    def probe(self):
+    def probe(self, *runs):
         if self.probe_program is None:
             return None
-        said = output_of(self.probe_program)
+        said = output_of(self.probe_program, *runs)
         return float(said) if said else None
+
+    def probe_between_rows(self):
+        """As `probe`, in a millisecond or two."""
+        return self.probe("5")
 
     def note(self, text):
         if text not in self.raw["notes"]:
@@ -165,7 +169,7 @@ class Comparison:
                     self.note(f"ringcomm {mode}, {ranks} ranks, checked: {found}")
 
     def start(self, system, ranks, number):
-        """One start of one system, framed by probes."""
+        """One start of one system, framed by probes as its rows are."""
         chosen = self.chosen
         sizes = self.sizes.setdefault((system.name, ranks), list(chosen.sizes))
         if not sizes:
@@ -178,10 +182,16 @@ class Comparison:
             if system.is_ringcomm:
                 mode = system.name.split()[1]
                 found, problem = launch.run_ringcomm(
-                    self.command, mode, *shared, launch.unchecked(chosen.rewrite)
+                    self.command,
+                    mode,
+                    *shared,
+                    launch.unchecked(chosen.rewrite),
+                    self.probe_between_rows,
                 )
             else:
-                found, problem = launch.run_peer(system, *shared, chosen.rewrite)
+                found, problem = launch.run_peer(
+                    system, *shared, chosen.rewrite, self.probe_between_rows
+                )
             rows += found
             if problem:
                 reached = max((row["bytes"] for row in found), default=min(some))

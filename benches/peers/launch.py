@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -34,10 +35,11 @@ TCP_MODES = ("checksum", "clear", "encrypted")
 MODES.update({name: lambda ranks: ["--procs", str(ranks), "--tcp"] for name in TCP_MODES})
 
 
-def start(command, limit, environment=None):
+def start(command, limit, environment=None, at_line=None):
     """Run it in a session of its own: (status, output, last words).
 
-    At the limit it is killed with all its ranks; the status is then None."""
+    `at_line` is called with every line of the output as it comes. At the limit it is killed with
+    all its ranks; the status is then None."""
     environment = dict(os.environ, **(environment or {}))
     process = subprocess.Popen(
         command,
@@ -48,20 +50,60 @@ def start(command, limit, environment=None):
         text=True,
         start_new_session=True,
     )
+    output, errors = [], []
+    readers = [
+        threading.Thread(target=collect, args=arguments)
+        for arguments in ((process.stdout, output, at_line), (process.stderr, errors, None))
+    ]
+    for reader in readers:
+        reader.start()
     try:
-        output, errors = process.communicate(timeout=limit)
-        return process.returncode, output, errors
+        status = process.wait(limit)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGTERM)
+        status = None
     except KeyboardInterrupt:
         os.killpg(process.pid, signal.SIGTERM)
         raise
-    try:
-        output, errors = process.communicate(timeout=GRACE_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, errors = process.communicate()
-    return None, output, errors
+    if status is None:
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    for reader in readers:
+        reader.join(GRACE_S)
+    return status, "".join(output), "".join(errors)
+
+
+def collect(stream, lines, at_line):
+    for line in stream:
+        lines.append(line)
+        if at_line:
+            at_line(line)
+
+
+class Probes:
+    """What the probe said before the first row and after each, for rows that end as lines come."""
+
+    def __init__(self, probe, is_row):
+        self.probe, self.is_row = probe, is_row
+        self.seen = [probe()] if probe else []
+
+    def at_line(self, line):
+        if self.probe and self.is_row(line):
+            self.seen.append(self.probe())
+
+    def give(self, rows, key):
+        """Every row gets the probes around it; rows of one key end with one line."""
+        at = -1
+        last = None
+        for row in rows:
+            at += key(row) != last
+            last = key(row)
+            if at + 1 < len(self.seen):
+                row["cross_core_ns"] = self.seen[at : at + 2]
+        return rows
 
 
 def rows_in(text):
@@ -84,8 +126,9 @@ def last_words(errors):
     return lines[-1][:200] if lines else "no message"
 
 
-def run_peer(system, ranks, wishes, sizes, budget, limit, rewrite=False):
-    """(rows, problem or None)."""
+def run_peer(system, ranks, wishes, sizes, budget, limit, rewrite=False, probe=None):
+    """(rows, problem or None); `probe` is called between rows."""
+    probes = Probes(probe, lambda line: bool(rows_in(line)))
     memory = str(SHARED) if os.access(SHARED, os.W_OK) else None
     before = shared_names()
     with tempfile.TemporaryDirectory(dir=memory) as folder:
@@ -96,14 +139,15 @@ def run_peer(system, ranks, wishes, sizes, budget, limit, rewrite=False):
         if rewrite:
             own["BENCH_REWRITE"] = "1"
         command = system.command(ranks, ",".join(wishes), ",".join(map(str, sizes)), budget)
-        status, output, errors = start(command, limit, {**system.environment, **own})
+        environment = {**system.environment, **own}
+        status, output, errors = start(command, limit, environment, probes.at_line)
     problem = None
     if status is None:
         problem = f"stopped after {limit:.0f} s"
         sweep(shared_names() - before)
     elif status != 0:
         problem = f"exit status {status}: {last_words(errors)}"
-    return rows_in(output), problem
+    return probes.give(rows_in(output), id), problem
 
 
 def shared_names():
@@ -159,8 +203,14 @@ def ringcomm_commands(command, mode, ranks, wishes, sizes, budget):
             yield [*command, *operations, *scan, *MODES[mode](ranks), *tail]
 
 
-def run_ringcomm(command, mode, ranks, wishes, sizes, budget, limit, extra=UNCHECKED):
-    """(rows, problem or None)."""
+def is_table_row(line):
+    return line.split()[:1] != [] and line.split()[0].isdigit()
+
+
+def run_ringcomm(
+    command, mode, ranks, wishes, sizes, budget, limit, extra=UNCHECKED, probe=None
+):
+    """(rows, problem or None); `probe` is called between rows."""
     rows = []
     environment = {"RINGCOMM_PROTECTION": mode} if mode in TCP_MODES else {}
     end = time.monotonic() + limit
@@ -169,11 +219,12 @@ def run_ringcomm(command, mode, ranks, wishes, sizes, budget, limit, extra=UNCHE
         for line in ringcomm_commands(command, mode, ranks, wishes, sizes, budget):
             report.unlink(missing_ok=True)
             left = max(end - time.monotonic(), 1)
-            status, _, errors = start(
-                [*line, *extra, "--json", str(report)], left, environment
-            )
+            probes = Probes(probe, is_table_row)
+            words = [*line, *extra, "--json", str(report)]
+            status, _, errors = start(words, left, environment, probes.at_line)
             if report.exists():
-                rows += rows_in(report.read_text())
+                found = rows_in(report.read_text())
+                rows += probes.give(found, lambda row: (row["op"], row["bytes"]))
             if status is None:
                 return rows, f"stopped after {limit:.0f} s"
             if status != 0:

@@ -1,8 +1,8 @@
 """From raw rows to ratios: what is compared with what, and how sure the result is.
 
 A sample is one round's time of ringcomm over that round's best peer. Cores can be near or far from
-each other and change between runs, so every start of a system is framed by two probes of the
-cross-core latency; a sample whose two sides saw different states is marked and does not count.
+each other and change between rows, so every row is framed by two probes of the cross-core latency;
+a sample whose two sides saw different states is marked and does not count.
 
     python3 benches/peers/report.py benches/results/peers-DATE.json
 
@@ -33,9 +33,9 @@ def threshold(probes):
     return (max(probes) * min(probes)) ** 0.5
 
 
-def state(start, limit):
-    """`near` or `far`, `changed` while it ran, `one` where there is only one state."""
-    before, after = start["cross_core_ns"]
+def state(probes, limit):
+    """`near` or `far`, `changed` in between, `one` where there is only one state."""
+    before, after = probes
     if limit is None or not before or not after:
         return "one"
     if (before < limit) != (after < limit):
@@ -43,13 +43,19 @@ def state(start, limit):
     return "near" if before < limit else "far"
 
 
+def probes_of(raw):
+    """All probes of a run: around its starts and between their rows."""
+    framed = [one for start in raw["starts"] for one in (start, *start["rows"])]
+    return [probe for one in framed for probe in one.get("cross_core_ns") or () if probe]
+
+
 def tables(raw):
     """`(op, in_place, ranks)` in order, each `{size: {round: {system: (time, state)}}}`."""
-    limit = threshold([probe for start in raw["starts"] for probe in start["cross_core_ns"]])
+    limit = threshold(probes_of(raw))
     found = {}
     for start in raw["starts"]:
-        seen = state(start, limit)
         for row in start["rows"]:
+            seen = state(row.get("cross_core_ns") or start["cross_core_ns"], limit)
             key = (row["op"], bool(row["in_place"]), row["ranks"])
             cells = found.setdefault(key, {}).setdefault(row["bytes"], {})
             cells.setdefault(start["round"], {})[start["system"]] = (row["time_us"], seen)
@@ -165,15 +171,17 @@ def lines_of(title, rows, ours):
     short = [name.removeprefix("ringcomm ") for name in ours]
     head = ["bytes", *(f"{name} us" for name in short), "peer us", "best peer"]
     head += [f"{name} / peer" for name in short]
-    moved = any(by_distance(row["ratio"].get(name)) != "-" for row in rows for name in ours[:1])
-    head += [f"{name} near / far" for name in short[:1] if moved]
+    moved = [
+        name for name in ours if any(by_distance(row["ratio"].get(name)) != "-" for row in rows)
+    ]
+    head += [f"{name.removeprefix('ringcomm ')} near / far" for name in moved]
     body = []
     for row in rows:
         times, ratios = row["time_us"], [row["ratio"].get(name) for name in ours]
         cells = [human(row["bytes"]), *(micro(times.get(name)) for name in ours)]
         cells += [micro(times.get(row["best_peer"])), row["best_peer"] or "none"]
         cells += [ratio_text(ratio) for ratio in ratios]
-        body.append(cells + [by_distance(ratio) for ratio in ratios[:1] if moved])
+        body.append(cells + [by_distance(row["ratio"].get(name)) for name in moved])
     widths = [max(len(line[column]) for line in [head, *body]) for column in range(len(head))]
     named = head.index("best peer")
 
@@ -240,7 +248,7 @@ def behind(raw):
 def table(raw):
     """The report in words: times are medians over the rounds, ratios ringcomm over best peer."""
     machine = raw["machine"]
-    probes = [probe for start in raw["starts"] for probe in start["cross_core_ns"] if probe]
+    probes = probes_of(raw)
     limit = threshold(probes)
     lines = [
         "{cpu}, {cores} cores, {memory_gib} GiB, Linux {kernel}".format(**machine),

@@ -237,6 +237,31 @@ class Large(unittest.TestCase):
         self.assertEqual(run.call_count, 5)
 
 
+class Probing(unittest.TestCase):
+    def test_every_row_has_the_probes_around_it(self):
+        told = iter([50.0, 200.0, 51.0])
+        probes = launch.Probes(lambda: next(told), launch.is_table_row)
+        for line in ("# size\n", "   8  2  1.0\n", "\n", "  16  4  2.0\n"):
+            probes.at_line(line)
+        rows = [{"bytes": size, "in_place": place} for size in (8, 16) for place in (0, 1)]
+        given = probes.give(rows, lambda row: row["bytes"])
+        around = [row["cross_core_ns"] for row in given]
+        self.assertEqual(around, [[50.0, 200.0]] * 2 + [[200.0, 51.0]] * 2)
+
+    def test_lines_are_seen_as_they_come(self):
+        seen = []
+        command = ["sh", "-c", "echo one; echo two; echo wrong >&2; exit 3"]
+        ended = launch.start(command, 10, at_line=seen.append)
+        self.assertEqual(ended, (3, "one\ntwo\n", "wrong\n"))
+        self.assertEqual(seen, ["one\n", "two\n"])
+
+    def test_the_state_of_a_row_is_its_own(self):
+        starts = [begin(0, name, 1.0) for name in ("ringcomm processes", "A")]
+        starts[0]["rows"][0]["cross_core_ns"] = [200.0, 200.0]
+        (row,) = raw_of(starts, ("ringcomm processes", "A"))["summary"]
+        self.assertTrue(row["ratio"]["ringcomm processes"]["only_marked"])
+
+
 class Rewriting(unittest.TestCase):
     def test_every_system_is_asked_for_it_or_none(self):
         for asked in (False, True):
