@@ -1,6 +1,7 @@
 //! The constants of the cost model, and the tuning file that keeps them.
 
 use crate::error::{Error, Result};
+use crate::fork::Once;
 use std::fmt::Write;
 
 /// What the machine takes for the things that plans are made of.
@@ -50,11 +51,18 @@ impl Default for Costs {
             wire_message_us: 1.0,
             wire_us_per_byte: 1.0 / 4_900.0,
             switch_us: 1.2,
-            cores: std::thread::available_parallelism().map_or(1, |cores| cores.get()),
+            cores: cores(),
             cma_us: 0.0,
             cma_us_per_byte: f64::INFINITY,
         }
     }
+}
+
+/// Cores that this process may use, as found first: the answer takes reading the control group.
+fn cores() -> usize {
+    static CORES: Once<usize> = Once::new();
+    let found = || std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    *CORES.get_or_make(found)
 }
 
 /// The keys of a tuning file, in the order of the file.

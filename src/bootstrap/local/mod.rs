@@ -121,6 +121,11 @@ pub struct LivenessProbe<'a> {
 /// another's death in the middle of it, little beside the time of a rendezvous.
 const GLANCE: Duration = Duration::from_millis(2);
 
+/// Between two tries to find a coordinator: as long as it takes whoever just bound the name to
+/// listen, and at last short beside a process's start.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+
 impl LocalRendezvous<'_> {
     pub fn waited_ms(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
@@ -206,6 +211,7 @@ pub fn exchange_unless(
     }
     let mut name = rendezvous_name(id);
     let mut is_private = false;
+    let mut pause = SHORTEST_PAUSE;
     loop {
         match socket::connect(&name)? {
             Connected::Yes(socket) => match (socket.stranger(), is_private) {
@@ -235,8 +241,8 @@ pub fn exchange_unless(
             return Err(failure.into_unmet(rank, nranks));
         }
         rendezvous.pause(deadline)?;
-        // Long enough for whoever just bound the name to listen, short beside a process's start.
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(pause);
+        pause = LONGEST_PAUSE.min(2 * pause);
     }
 }
 
