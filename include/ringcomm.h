@@ -582,6 +582,22 @@ ringResult_t ringCommCuDevice(ringComm_t comm, int *device);
 ringResult_t ringGetUniqueId(struct ringUniqueId *uniqueId);
 
 /**
+ * As `ringGetUniqueId`, for a new communicator of some ranks of `comm`: the `nranks` numbers at
+ * `ranks`. Where they share a host they meet without the network, which takes a fraction of the
+ * time.
+ *
+ * One of them calls it, and hands the id to the others. `*uniqueId` is written on success. Errors:
+ * `ringInvalidArgument` for NULL, a rank out of range, no rank; else as `ringGetUniqueId`.
+ *
+ * Requires:
+ * `ranks` has `nranks` numbers; `uniqueId` has room for a `ringUniqueId`.
+ */
+ringResult_t ringCommGetUniqueId(ringComm_t comm,
+                                 const int *ranks,
+                                 int nranks,
+                                 struct ringUniqueId *uniqueId);
+
+/**
  * Give up what this process holds for an id that `ringGetUniqueId` gave and nobody will use: its
  * sockets. Ranks that try it from then on are refused. Nothing happens for an id that has been
  * used, that is free already, or that another process gave.

@@ -50,6 +50,24 @@ fn split_by_parity(comm: &Communicator) {
 }
 
 #[test]
+fn an_id_for_ranks_of_one_host_leads_through_no_network() {
+    let all = joined_hosts(&[0, 0, 1], &config());
+    for (ranks, is_near) in [([0, 1], true), ([1, 2], false)] {
+        let id = all[ranks[0]].new_id_of(&ranks).unwrap();
+        assert_eq!(id.addresses().is_empty(), is_near, "{ranks:?}");
+        std::thread::scope(|scope| {
+            for (rank, parent) in ranks.iter().enumerate() {
+                let (id, config) = (&id, Config { host_id: None, ..config() });
+                scope.spawn(move || {
+                    let made = Communicator::init_rank(2, id, rank, &config).unwrap();
+                    assert_eq!(gather(&made, *parent as i64), ranks.map(|rank| rank as i64));
+                });
+            }
+        });
+    }
+}
+
+#[test]
 fn a_split_orders_by_key_and_can_be_split_again() {
     for nranks in [1, 2, 5, 8] {
         on_threads(nranks, &config(), split_by_parity);

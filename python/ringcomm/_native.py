@@ -251,6 +251,7 @@ SIGNATURES: Dict[str, Tuple[Any, ...]] = {
     "ringCommUserRank": (_P, _INT_OUT),
     "ringCommCuDevice": (_P, _INT_OUT),
     "ringGetUniqueId": (ctypes.POINTER(UniqueId),),
+    "ringCommGetUniqueId": (_P, _INT_OUT, _I, ctypes.POINTER(UniqueId)),
     "ringFreeUniqueId": (UniqueId,),
     "ringCommInitRank": (OUT, _I, UniqueId, _I),
     "ringCommInitRankConfig": (OUT, _I, UniqueId, _I, _CONFIG),

@@ -195,6 +195,19 @@ class Communicator(Objects):
         )
         return type(self)(made.value or 0)
 
+    def get_unique_id(self, ranks: Sequence[int]) -> bytes:
+        """As `ringcomm.get_unique_id()`, for a new communicator of some ranks of this one.
+
+        Ranks that share a host meet without the network then, which takes a fraction of the time.
+        """
+        native = _native.UniqueId()
+        numbers = [integer(rank, "a rank", RANK) for rank in ranks]
+        listed = (ctypes.c_int * max(len(numbers), 1))(*numbers)
+        self._check(
+            lib.ringCommGetUniqueId(self._handle, listed, len(numbers), ctypes.byref(native))
+        )
+        return bytes(native.internal)
+
     def finalize(self) -> None:
         """Wait for every call that was started on this rank, then say goodbye to the others."""
         self._check(lib.ringCommFinalize(self._handle))

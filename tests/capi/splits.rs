@@ -106,3 +106,23 @@ fn abort_ends_a_split_that_waits_for_others() {
     });
     destroy(second.comm());
 }
+
+#[test]
+fn an_id_for_some_ranks_names_what_is_wrong_with_them() {
+    let all = init_all(3);
+    let mut id = ringUniqueId { internal: [0; 128] };
+    let ask = |ranks: *const c_int, nranks: c_int, id: *mut ringUniqueId| {
+        // SAFETY: where ranks and an id are named they are there.
+        unsafe { ringCommGetUniqueId(all[0].comm(), ranks, nranks, id) }
+    };
+    let refused = |ranks: *const c_int, nranks: c_int, id: *mut ringUniqueId, word: &str| {
+        assert_eq!(ask(ranks, nranks, id), ringInvalidArgument);
+        assert!(last_error().contains(word), "{}", last_error());
+    };
+    succeeds(ask([0, 2].as_ptr(), 2, &mut id));
+    refused([0, 3].as_ptr(), 2, &mut id, "rank 3");
+    refused([0].as_ptr(), 0, &mut id, "0 ranks");
+    refused([0].as_ptr(), 1, null_mut(), "uniqueId");
+    refused(null(), 1, &mut id, "ranks is NULL");
+    end_all(&all);
+}

@@ -43,6 +43,23 @@ def test_unique_ids():
     assert on_threads([Seat(rank) for rank in range(3)], work) == [3, 3, 3]
 
 
+def test_ids_for_some_ranks():
+    comms = ringcomm.Communicator.all(3)
+    unique_id = comms[2].get_unique_id([2, 0])
+
+    class Seat:
+        def __init__(self, rank):
+            self.rank = rank
+
+    def work(seat):
+        with ringcomm.Communicator.init(2, seat.rank, unique_id) as comm:
+            return comm.all_gather_object(comm.rank)
+
+    assert on_threads([Seat(0), Seat(1)], work) == [[0, 1]] * 2
+    with pytest.raises(ringcomm.RingArgumentError, match="rank 3 is not a rank"):
+        comms[0].get_unique_id([3])
+
+
 def test_meeting_at_a_url(tmp_path):
     class Seat:
         def __init__(self, rank):

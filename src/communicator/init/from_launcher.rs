@@ -76,6 +76,19 @@ pub fn new_id(config: &Config) -> Result<UniqueId> {
     }
 }
 
+impl Communicator {
+    /// As [`new_id`], for some of this communicator's ranks: where they share a host no network is
+    /// used, and no thread is started.
+    #[doc(hidden)]
+    pub fn new_id_of(&self, ranks: &[usize]) -> Result<UniqueId> {
+        self.check_process()?;
+        match self.share_a_host(ranks) {
+            true => UniqueId::generate(),
+            false => new_id(&self.config),
+        }
+    }
+}
+
 /// The network, for ranks that meet through a file.
 struct LauncherNetwork<'a>(&'a Config);
 

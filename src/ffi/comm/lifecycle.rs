@@ -41,6 +41,34 @@ pub unsafe extern "C" fn ringGetUniqueId(uniqueId: *mut ringUniqueId) -> ringRes
     })
 }
 
+/// As `ringGetUniqueId`, for a new communicator of some ranks of `comm`: the `nranks` numbers at
+/// `ranks`. Where they share a host they meet without the network, which takes a fraction of the
+/// time.
+///
+/// One of them calls it, and hands the id to the others. `*uniqueId` is written on success. Errors:
+/// `ringInvalidArgument` for NULL, a rank out of range, no rank; else as `ringGetUniqueId`.
+///
+/// # Safety
+/// `ranks` has `nranks` numbers; `uniqueId` has room for a `ringUniqueId`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringCommGetUniqueId(
+    comm: ringComm_t,
+    ranks: *const c_int,
+    nranks: c_int,
+    uniqueId: *mut ringUniqueId,
+) -> ringResult_t {
+    run_on(comm, |comm| {
+        let out = convert::out(uniqueId, "uniqueId")?;
+        let (mut listed, count) = (Vec::new(), convert::number_of_ranks(nranks)?);
+        convert::read_array(ranks, count, "ranks", &mut listed)?;
+        let all = comm.communicator.nranks();
+        let ranks: Vec<usize> =
+            listed.iter().map(|rank| convert::rank(*rank, all, "rank")).collect::<Result<_>>()?;
+        out.set(convert::unique_id_to_c(&comm.communicator.new_id_of(&ranks)?));
+        Ok(())
+    })
+}
+
 /// Give up what this process holds for an id that `ringGetUniqueId` gave and nobody will use: its
 /// sockets. Ranks that try it from then on are refused. Nothing happens for an id that has been
 /// used, that is free already, or that another process gave.
