@@ -14,7 +14,7 @@ from .._native import DataType, Result, lib
 from ..communicator import Communicator
 from ..errors import RingError, RingRemoteError, RingTimeoutError
 from .comm_stream import CommStream
-from .meet import join, said
+from .meet import Parent, join, said
 from .types import movable
 
 BYTE = DataType.UINT8.value
@@ -65,9 +65,12 @@ class Channel:
         self.failure: Optional[BaseException] = None
 
     def _join(self, key: str, end: int) -> None:
+        ranks = [self.post.rank, self.peer][:: 1 if end == 0 else -1]
         try:
             where = self.post.store, key, end, 2, self.post.key
-            made = join(*where, self.post.timeout, self._patience())
+            limits = self.post.timeout, self._patience()
+            parent = Parent(self.post.communicator, ranks)
+            made = join(*where, *limits, parent=parent)
         except RingTimeoutError as error:
             cause = error.__cause__
             # A store of torch's says that time is over as it says anything else.
@@ -82,8 +85,7 @@ class Channel:
         except Exception as error:  # a store of the caller's has errors of its own
             self.failure = self.failure or self._storeless(error)
             return
-        ranks = [self.post.rank, self.peer]
-        self.comm_stream = ChannelStream(made, ranks if end == 0 else ranks[::-1])
+        self.comm_stream = ChannelStream(made, ranks)
 
     def _patience(self) -> timedelta:
         """The deadline of each call on the channel."""

@@ -26,7 +26,7 @@ from .barrier import MonitoredBarriers
 from .collectives import TELLS
 from .futures import level
 from .comm_stream import CommStream, Step, check_process, destroyed
-from .meet import Connection, Part, another, join, join_first
+from .meet import Connection, Parent, Part, another, join, join_first
 from .messages import Messages
 from .profiling import span, track
 from .rooted import RootedCollectives
@@ -50,9 +50,15 @@ class Core(RootedCollectives):
     """Collectives and messages of a group; what is of torch's classes is in `group`."""
 
     def _set_up(
-        self, store: Any, rank: int, size: int, timeout: timedelta, of_all: bool = False
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        of_all: bool = False,
+        parent: Optional[Parent] = None,
     ) -> None:
-        self._store = store
+        self._store, self._parent = store, parent
         self._rank, self._size = rank, size
         self._process = os.getpid()
         self._timeout = timeout
@@ -75,7 +81,7 @@ class Core(RootedCollectives):
         place = ctypes.addressof(word), ctypes.addressof(word)
         self._cpu.run([(lib.ringBroadcast, (*place, len(word), DataType.UINT8.value, 0))])
         self._keys = f"ringcomm/{bytes(word[:WORD_BYTES]).hex()}"
-        self._key = GroupKey(store, bytes(word[WORD_BYTES:]))
+        self._key = GroupKey(store, bytes(word[WORD_BYTES:]), self._cpu.communicator)
         if of_all:
             keep_for_new_groups(self._key)
         self._monitored = MonitoredBarriers(store, f"{self._keys}/monitored", rank, size)
@@ -120,14 +126,20 @@ class Core(RootedCollectives):
 
     def _join(self, device: str, depth: int, key: str) -> CommStream:
         if (device, depth) == ("cpu", 0):
-            return CommStream(join_first(self._store, key, self._rank, self._size, self._timeout))
+            where = self._store, key, self._rank, self._size, self._timeout
+            return CommStream(join_first(*where, self._parent))
         # Other threads use the group's connection to the store meanwhile.
-        where = self._further(), key, self._rank, self._size, self._key.key, self._timeout
+        place = self._further(), key, self._rank, self._size, self._key.key, self._timeout
+        parent = self._parent_of(range(self._size))
         if device == "cpu":
-            return CommStream(join(*where))
+            return CommStream(join(*place, parent=parent))
         from .cuda import CudaCommStream
 
-        return CudaCommStream(*where, device)
+        return CudaCommStream(device, parent, *place)
+
+    def _parent_of(self, ranks: Sequence[int]) -> Parent:
+        """What a communicator of some of the group's ranks is made of."""
+        return Parent(self._cpu.communicator, ranks)
 
     def _further(self) -> Connection:
         if self._connection is None:

@@ -13,7 +13,7 @@ from .._native import Result
 from ..errors import RingAbortedError, RingError
 from .advice import advised
 from .comm_stream import MOST_REMEMBERED, CommStream, Step
-from .meet import join
+from .meet import Parent, join
 
 #: Between two looks at an event, in seconds, where a wait has a limit: that is for what is late.
 LOOK = 1e-3
@@ -31,16 +31,18 @@ class CudaCommStream(CommStream):
 
     def __init__(
         self,
+        device: str,
+        parent: Parent,
         store: Any,
         key: str,
         rank: int,
         size: int,
         shared: bytes,
         timeout: timedelta,
-        device: str,
     ) -> None:
         self.device = torch.device(device)
-        super().__init__(join(store, key, rank, size, shared, timeout, device=self.device.index))
+        place = store, key, rank, size, shared, timeout
+        super().__init__(join(*place, device=self.device.index, parent=parent))
         self._number = 0
         #: Up to this number nothing has failed.
         self._went_well = 0

@@ -22,6 +22,8 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroup
 from .core import Core
 from .dispatched import dispatches
 from .comm_stream import check_process
+from .meet import Parent
+from .sealing import group_of_all
 
 DEVICES = ["cpu", "cuda"]
 
@@ -81,10 +83,16 @@ class Inner(_Common, TorchBackend):
     """ringcomm as the Backend of one device, or of all."""
 
     def __init__(
-        self, store: Any, rank: int, size: int, timeout: timedelta, of_all: bool = False
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        of_all: bool = False,
+        parent: Optional[Parent] = None,
     ) -> None:
         TorchBackend.__init__(self, rank, size)
-        self._set_up(store, rank, size, timeout, of_all)
+        self._set_up(store, rank, size, timeout, of_all, parent)
 
     @classmethod
     def of(cls, group: "Group") -> "Inner":
@@ -98,8 +106,9 @@ class Inner(_Common, TorchBackend):
         """The Backend of some of the ranks; for a rank that is not among them, none."""
         if self._rank not in ranks:
             return None
-        place = PrefixStore("split", store)
-        return Inner(place, ranks.index(self._rank), len(ranks), self._timeout)
+        place, parent = PrefixStore("split", store), self._parent_of(ranks)
+        number = ranks.index(self._rank)
+        return Inner(place, number, len(ranks), self._timeout, parent=parent)
 
 
 # torch calls these with any of its overloads' arguments.
@@ -107,13 +116,19 @@ class Group(_Common, ProcessGroup):  # type: ignore[misc]
     """ringcomm as a whole ProcessGroup."""
 
     def __init__(
-        self, store: Any, rank: int, size: int, timeout: timedelta, of_all: bool = False
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        of_all: bool = False,
+        parent: Optional[Parent] = None,
     ) -> None:
         try:
             ProcessGroup.__init__(self, store, rank, size)
         except TypeError:
             ProcessGroup.__init__(self, rank, size)
-        self._set_up(store, rank, size, timeout, of_all)
+        self._set_up(store, rank, size, timeout, of_all, parent)
         if HAS_INNER:
             self._inner = Inner.of(self)
             for device in DEVICES:
@@ -148,9 +163,9 @@ class Group(_Common, ProcessGroup):  # type: ignore[misc]
             return None
         name: Any = group_name or f"{self.group_name}:split:{'_'.join(map(str, new_ranks))}"
         store = PrefixStore(f"split/{name}", self._store)
-        made = type(self)(
-            store, new_ranks.index(self._rank), len(new_ranks), timeout or self._timeout
-        )
+        number, parent = new_ranks.index(self._rank), self._parent_of(new_ranks)
+        limit = timeout or self._timeout
+        made = type(self)(store, number, len(new_ranks), limit, parent=parent)
         made._set_group_name(name)
         made._set_group_desc(group_desc or f"{self.group_desc}:split")
         return made
@@ -207,8 +222,12 @@ if HAS_INNER:
 def create(options: Any, backend_options: Any = None) -> Any:
     """What torch calls for every group of backend `ringcomm`."""
     # The group of all ranks is the one for which torch lists none.
-    of_all = getattr(options, "global_ranks_in_group", None) == []
-    arguments = options.store, options.group_rank, options.group_size, options.timeout, of_all
+    ranks = getattr(options, "global_ranks_in_group", None)
+    of_all = ranks == []
+    world = group_of_all(options.store) if ranks else None
+    parent = None if world is None else Parent(world.communicator, ranks)
+    place = options.store, options.group_rank, options.group_size, options.timeout
+    arguments = *place, of_all, parent
     if not _beside_others():
         return Group(*arguments) if HAS_INNER else OldGroup(*arguments)
     if not HAS_INNER:

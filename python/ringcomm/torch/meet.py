@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from datetime import timedelta
-from typing import Any, List, Optional
+from typing import Any, List, NamedTuple, Optional, Sequence
 
 from .._native import Result
 from ..buffers import CPU
@@ -37,14 +37,33 @@ def milliseconds(limit: Optional[timedelta]) -> int:
     return max(1, min(int(limit.total_seconds() * 1000), LONGEST_MS))
 
 
+class Parent(NamedTuple):
+    """A communicator that has the ranks of a new one, and their numbers there."""
+
+    communicator: Communicator
+    ranks: Sequence[int]
+
+    def unique_id(self) -> bytes:
+        """An id for the new one: without the network, where these ranks share a host."""
+        # A group may outlive the group of all ranks.
+        if self.communicator.handle is None:
+            return get_unique_id()
+        return self.communicator.get_unique_id(self.ranks)
+
+
 def join_first(
-    store: Any, key: str, rank: int, size: int, timeout: Optional[timedelta]
+    store: Any,
+    key: str,
+    rank: int,
+    size: int,
+    timeout: Optional[timedelta],
+    parent: Optional[Parent] = None,
 ) -> Communicator:
     """The first communicator of a group's ranks. Where they share no key yet, they exchange some
     through the store."""
     shared = key_for_first_meeting(store)
     if size == 1 or shared is not None:
-        return join(store, key, rank, size, shared or b"", timeout)
+        return join(store, key, rank, size, shared or b"", timeout, parent=parent)
     if rank > 0:
         return _init(_ask(store, key, rank, timeout), rank, size, timeout, timeout, CPU)
     answers = [f"{key}/answer/{other}" for other in range(1, size)]
@@ -65,14 +84,14 @@ def join(
     timeout: Optional[timedelta],
     patience: Optional[timedelta] = None,
     device: int = CPU,
+    parent: Optional[Parent] = None,
 ) -> Communicator:
     """The communicator of the ranks that meet under `key`, for tensors of this device; `shared` is
     the key of their group, `patience` the communicator's deadline afterwards."""
-    if size == 1:
-        unique_id = get_unique_id()
-    elif rank == 0:
-        unique_id = get_unique_id()
-        store.set(key, seal(shared, key, unique_id))
+    if rank == 0:
+        unique_id = get_unique_id() if parent is None else parent.unique_id()
+        if size > 1:
+            store.set(key, seal(shared, key, unique_id))
     else:
         found = unseal(shared, key, _wait_for(store, key, rank, timeout))
         if found is None:

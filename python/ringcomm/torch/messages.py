@@ -46,7 +46,7 @@ class Messages:
         key: bytes,
         timeout: timedelta,
     ) -> None:
-        self.store, self._communicator, self.key = store, communicator, key
+        self.store, self.communicator, self.key = store, communicator, key
         self.rank, self.size = communicator.rank, communicator.nranks
         self.timeout = timeout
         self.seconds = timeout.total_seconds()
@@ -142,12 +142,12 @@ class Messages:
     def trouble_with(self, peer: int) -> Optional[RingError]:
         """Why a channel with this rank will never open, if there is a reason: what the group's
         communicator has noticed. An open channel notices by itself."""
-        return destroyed(self.rank) if self.ended else alive.trouble_with(self._communicator, peer)
+        return destroyed(self.rank) if self.ended else alive.trouble_with(self.communicator, peer)
 
     def gone(self, peer: int) -> Optional[RingError]:
         """Why this rank receives no more, if there is a reason; costs more than `trouble_with`."""
-        found = alive.trouble_with(self._communicator, peer)
-        found = found or alive.departure_of(self._communicator, peer)
+        found = alive.trouble_with(self.communicator, peer)
+        found = found or alive.departure_of(self.communicator, peer)
         if found is None and self._ends(peer):
             found = RingRemoteError(
                 f"rank {peer} ends the group, and has not received what rank {self.rank} sent: "

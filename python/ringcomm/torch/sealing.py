@@ -17,6 +17,7 @@ import weakref
 from typing import Any, Optional
 
 from .._native import Result
+from ..communicator import Communicator
 from ..errors import RingUsageError
 
 #: Least characters of a secret, and characters from which one is not stretched: as in the library.
@@ -138,12 +139,12 @@ _environment = _Environment()
 
 
 class GroupKey:
-    """The key that the ranks of a group share once they have met."""
+    """The key that the ranks of a group share once they have met, and their communicator."""
 
-    def __init__(self, store: Any, key: bytes) -> None:
+    def __init__(self, store: Any, key: bytes, communicator: Communicator) -> None:
         #: Kept, so that no other store has its identity meanwhile.
         self.origin = _base(store)
-        self.key = key
+        self.key, self.communicator = key, communicator
 
     def forget(self) -> None:
         """The group has ended: its ranks may meet anew in the same store."""
@@ -161,8 +162,13 @@ _worlds: "weakref.WeakValueDictionary[int, GroupKey]" = weakref.WeakValueDiction
 
 def key_for_first_meeting(store: Any) -> Optional[bytes]:
     """What all ranks of a new group share before they meet; None: nothing."""
-    world = _worlds.get(id(_base(store)))
+    world = group_of_all(store)
     return of_environment() or (None if world is None else world.key)
+
+
+def group_of_all(store: Any) -> Optional[GroupKey]:
+    """What is kept of the group of all ranks that use this store."""
+    return _worlds.get(id(_base(store)))
 
 
 def keep_for_new_groups(key: GroupKey) -> None:

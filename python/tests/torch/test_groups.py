@@ -16,6 +16,7 @@ from ports import with_free_port
 from ranks import PATIENCE_S, run
 
 import ringcomm
+from ringcomm.torch import meet
 from ringcomm.torch.core import Core
 from ringcomm.torch.futures import level
 from ringcomm.torch.group import HAS_INNER, create
@@ -39,6 +40,24 @@ def subgroups(rank):
     if rank in (0, 2):
         dist.destroy_process_group(pair)
     assert dist.get_backend(everyone) == "ringcomm"
+
+
+def without_network(rank):
+    """Ranks of one machine that know it meet without the network."""
+
+    def refused():
+        raise AssertionError("an id that leads through the network")
+
+    meet.get_unique_id = refused
+    everyone = dist.new_group()
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor, group=everyone)
+    work = dist.isend(tensor, (rank + 1) % 3, everyone)
+    dist.recv(tensor, (rank + 2) % 3, everyone)
+    work.wait()
+    part = dist.split_group(split_ranks=[[0, 2], [1]])
+    dist.all_reduce(tensor, group=part)
+    assert tensor[0] == (3 if rank == 1 else 6)
 
 
 def split(rank):
@@ -184,7 +203,14 @@ needs_inner = pytest.mark.skipif(not HAS_INNER, reason="needs torch 2.14")
 
 @pytest.mark.parametrize(
     "function",
-    [subgroups, pytest.param(split, marks=needs_inner), again, meeting, ended],
+    [
+        subgroups,
+        pytest.param(split, marks=needs_inner),
+        pytest.param(without_network, marks=needs_inner),
+        again,
+        meeting,
+        ended,
+    ],
     ids=lambda function: function.__name__,
 )
 def test_groups(function):
