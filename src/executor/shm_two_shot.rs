@@ -46,14 +46,14 @@ pub fn open(
     let watch = &ProgressWatch::new(watch, &steps);
     let used = Used { input: bytes, output: bytes };
     let mut all = mine.output_region != BufferLocation::PRIVATE;
-    run::exchange_addresses(mine, links, stamp, watch, &mut |_, _, theirs| {
+    run::exchange_addresses(mine, links, stamp, false, watch, &mut |_, _, theirs| {
         all &= theirs.output_region != BufferLocation::PRIVATE
             && matches!(resolve(&theirs, &used), Ok(Some(_)));
         Ok(())
     })?;
     run::others(links).for_each(|peer| links.free(peer));
     let verdict = if all { *mine } else { BufferAddresses::default() };
-    run::exchange_addresses(&verdict, links, stamp, watch, &mut |_, _, theirs| {
+    run::exchange_addresses(&verdict, links, stamp, false, watch, &mut |_, _, theirs| {
         all &= theirs.output_region != BufferLocation::PRIVATE;
         Ok(())
     })?;

@@ -7,7 +7,7 @@
 use super::program::{Direct, Used};
 use super::run::{
     Arithmetic, Base, Bases, BufferAddresses, BufferLocation, Resolve, exchange_addresses, others,
-    reached, wait_for_readers_of, work_on,
+    reached, wait_for_readers, work_on,
 };
 use crate::error::Result;
 use crate::executor::host::CallBuffers;
@@ -52,7 +52,8 @@ pub unsafe fn try_run(
     let mut mapped = programs.mapped.filter(|program| is_reachable(mine, program));
     let mut kernel = programs.kernel.filter(|program| is_readable(mine, program));
     let all_addresses = &mut room.all_addresses;
-    exchange_addresses(mine, links, stamp, watch, &mut |_, peer, theirs| {
+    let learns = programs.mapped.is_some_and(|program| program.learns(stamp.sequence));
+    exchange_addresses(mine, links, stamp, learns, watch, &mut |_, peer, theirs| {
         mapped = mapped.filter(|program| is_reachable(&theirs, program));
         kernel = kernel.filter(|program| is_readable(&theirs, program));
         all_addresses[peer] = theirs;
@@ -68,6 +69,7 @@ pub unsafe fn try_run(
             };
         }
         links.begin_remote_access(&program.touches, watch)?;
+        let work = &Arithmetic { is_far: links.is_any_far(&program.touches), ..*work };
         // SAFETY: as in `run::run`; what is another process's address only the kernel reads.
         let worked = unsafe { work_on(program, work, room, watch) };
         links.end_remote_access();
@@ -82,7 +84,7 @@ pub unsafe fn try_run(
         links.free(peer);
     }
     if let Some(program) = program {
-        wait_for_readers_of(program, links, watch)?;
+        wait_for_readers(program, links, stamp, watch)?;
     }
     Ok(program.is_some())
 }
@@ -188,7 +190,7 @@ mod tests {
             scratch: std::ptr::null_mut(),
             scalar: 1.0,
         };
-        let work = Arithmetic { reduction: None, element: 1, streamed: 0 };
+        let work = Arithmetic { reduction: None, element: 1, streamed: 0, is_far: false };
         let mut asked = Vec::new();
         let mut resolve = |buffer_addresses: &BufferAddresses, used: &Used| {
             asked.push((*buffer_addresses, *used));

@@ -12,6 +12,7 @@
 //! other, `in_place` says whether some rank could read a block that another has already
 //! overwritten.
 
+use crate::device::host::STREAMED_LEAST;
 use crate::executor::chunk_layout::Layout;
 use crate::plan::{End, Plan, Span, Step};
 use std::collections::{HashMap, HashSet};
@@ -44,6 +45,8 @@ pub struct Used {
 /// What one rank does with everybody's buffers.
 #[derive(Clone, Debug)]
 pub struct Direct {
+    /// Whose program it is.
+    pub rank: usize,
     pub steps: Box<[DirectStep]>,
     /// By rank: what must be there before the program may run.
     pub used: Box<[Used]>,
@@ -55,6 +58,8 @@ pub struct Direct {
     pub in_place: bool,
     /// The bytes of the longest chunk.
     pub chunk_bytes: usize,
+    /// Whether it writes at peers what would go past the cache if they are far.
+    pub pushes: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +85,15 @@ struct Draft {
     finish: bool,
 }
 
+/// One call of so many learns how far the peers are: their cores move within seconds.
+const LEARNS: u64 = 8;
+
 impl Direct {
+    /// Whether the call of this number is to learn how far the peers are.
+    pub fn learns(&self, sequence: u64) -> bool {
+        self.pushes && sequence.is_multiple_of(LEARNS)
+    }
+
     /// The program of `rank`, or `None` where the plans need slots.
     ///
     /// `plans` are those of all ranks; the same plans give every rank the same answer.
@@ -132,7 +145,12 @@ impl Direct {
                 });
             }
         }
+        let is_push = |step: &DirectStep| {
+            step.bytes >= STREAMED_LEAST && step.targets.iter().any(|place| place.rank != rank)
+        };
         Some(Direct {
+            rank,
+            pushes: steps.iter().any(is_push),
             used: used(&steps, plans.len()),
             steps: steps.into(),
             touches: touches.into(),

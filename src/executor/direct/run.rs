@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use super::program::{BlockRef, Direct, Used};
-use crate::device::host::{Job, Reduction};
+use crate::device::host::{Job, Reduction, STREAMED_LEAST};
 use crate::error::{Error, Result};
 use crate::executor::host::{CallBuffers, move_bytes};
 use crate::executor::links::Links;
@@ -110,6 +110,8 @@ pub struct Arithmetic<'a> {
     pub element: usize,
     /// How many targets of a step, the first ones, are written past the cache at most.
     pub streamed: usize,
+    /// What is written at peers goes past the cache as well: their cores are far.
+    pub is_far: bool,
 }
 
 /// Turns what a peer says of its buffers into addresses; `None` where not all that it uses of the
@@ -146,7 +148,11 @@ pub unsafe fn run(
         // SAFETY: `post_addresses` writes inside the slot it reserved.
         unsafe { post_addresses(peer, &mine, links, stamp, watch)? };
     }
+    let learns = program.learns(stamp.sequence);
     for &peer in &program.touches {
+        if learns {
+            links.time_arrival(peer);
+        }
         let payload = links.receive(peer, stamp, BYTES, watch)?;
         // SAFETY: the message has `BYTES` bytes, written by `post_addresses`.
         let theirs = unsafe { payload.cast::<BufferAddresses>().read_unaligned() };
@@ -158,13 +164,17 @@ pub unsafe fn run(
         watch.step();
     }
     links.begin_remote_access(&program.touches, watch)?;
+    let work = &Arithmetic { is_far: links.is_any_far(&program.touches), ..*work };
     // SAFETY: the stamps proved that all ranks run this call, whose buffers the caller vouches for;
     // an owner that gives up waits for this visit to end.
     let worked = unsafe { work_on(program, work, room, watch) };
     links.end_remote_access();
     worked.map_err(|unread| unread.error(links, watch))?;
     watch.step();
-    wait_for_readers(program, links, watch)
+    for &peer in &program.touches {
+        links.free(peer);
+    }
+    wait_for_readers(program, links, stamp, watch)
 }
 
 /// The other ranks.
@@ -178,6 +188,7 @@ pub(in crate::executor) fn exchange_addresses(
     mine: &BufferAddresses,
     links: &mut Links,
     stamp: &Stamp,
+    learns: bool,
     watch: &ProgressWatch,
     hear: &mut dyn FnMut(&Links, usize, BufferAddresses) -> Result<()>,
 ) -> Result<()> {
@@ -186,6 +197,9 @@ pub(in crate::executor) fn exchange_addresses(
         unsafe { post_addresses(peer, mine, links, stamp, watch)? };
     }
     for peer in others(links) {
+        if learns {
+            links.time_arrival(peer);
+        }
         let payload = links.receive(peer, stamp, BYTES, watch)?;
         // SAFETY: the message has `BYTES` bytes, written by `post_addresses`.
         let theirs = unsafe { payload.cast::<BufferAddresses>().read_unaligned() };
@@ -241,22 +255,18 @@ pub(super) unsafe fn post_addresses(
     Ok(())
 }
 
-/// Free the messages with addresses, which tells their senders, and wait until this rank's are
-/// freed.
-fn wait_for_readers(program: &Direct, links: &mut Links, watch: &ProgressWatch) -> Result<()> {
-    for &peer in &program.touches {
-        links.free(peer);
-    }
-    wait_for_readers_of(program, links, watch)
-}
-
 /// Wait until the ranks that use this one's buffers have freed its addresses.
-pub(super) fn wait_for_readers_of(
+pub(super) fn wait_for_readers(
     program: &Direct,
     links: &mut Links,
+    stamp: &Stamp,
     watch: &ProgressWatch,
 ) -> Result<()> {
+    let learns = program.learns(stamp.sequence);
     for &peer in &program.touched_by {
+        if learns {
+            links.time_release(peer);
+        }
         links.wait_until_drained(peer, watch)?;
         watch.step();
     }
@@ -317,7 +327,21 @@ pub(super) unsafe fn work_on(
         room.sources.clear();
         room.sources.extend(step.sources.iter().map(|p| address(&room.bases, p).cast_const()));
         room.targets.clear();
-        room.targets.extend(step.targets.iter().map(|p| address(&room.bases, p)));
+        let streamed = match work.is_far && work.streamed == 0 && step.bytes >= STREAMED_LEAST {
+            false => {
+                room.targets.extend(step.targets.iter().map(|p| address(&room.bases, p)));
+                work.streamed.min(room.targets.len())
+            }
+            true => {
+                let [theirs, own] = [false, true].map(|own| {
+                    step.targets.iter().filter(move |place| (place.rank == program.rank) == own)
+                });
+                room.targets.extend(theirs.map(|p| address(&room.bases, p)));
+                let streamed = room.targets.len();
+                room.targets.extend(own.map(|p| address(&room.bases, p)));
+                streamed
+            }
+        };
         match work.reduction {
             Some(reduction) => {
                 room.scalars.clear();
@@ -331,7 +355,7 @@ pub(super) unsafe fn work_on(
                 let job = Job {
                     finish: step.finish,
                     scalars: &room.scalars,
-                    streaming: work.streamed.min(room.targets.len()),
+                    streaming: streamed,
                     ..Job::new(&room.targets, &room.sources, count)
                 };
                 // SAFETY: the places lie inside the ranks' buffers.
@@ -355,7 +379,7 @@ pub(super) unsafe fn work_on(
                         read.map_err(|why| Unread { peer, why })?;
                         continue;
                     }
-                    let streams = index < work.streamed;
+                    let streams = index < streamed;
                     // SAFETY: as above.
                     unsafe { move_bytes(*target, room.sources[0], step.bytes, streams) };
                 }

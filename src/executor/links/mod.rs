@@ -12,7 +12,7 @@ use super::control_block::{ControlBlock, Life};
 use crate::device::host::{STREAMED_LEAST, streams_far};
 use crate::error::{Error, Result};
 use crate::transport::core_distance::{Distance, Ticks};
-use crate::transport::fifo::{FifoShape, Receiver, Sender, Stamp};
+use crate::transport::fifo::{FifoShape, INLINE, Receiver, Sender, Stamp};
 use crate::transport::network::Endpoint;
 use crate::transport::pidfd::ReadableProcess;
 use crate::transport::segment::Segment;
@@ -238,7 +238,9 @@ impl Links {
         let Some(PeerLink::Slots { sender, distance, .. }) = link else {
             unreachable!("memory is shared with ranks of this machine only")
         };
-        if bytes >= STREAMED_LEAST && sender.is_full() {
+        // Short ones, too: where long and short messages take turns, each lap may begin with the
+        // short one.
+        if bytes > INLINE && sender.is_full() {
             return distance.timed(far, || sender.try_reserve(bytes));
         }
         sender.try_reserve(bytes)
@@ -250,6 +252,31 @@ impl Links {
         let is_far =
             |link: &PeerLink| matches!(link, PeerLink::Slots { distance, .. } if distance.is_far());
         bytes >= STREAMED_LEAST && self.links[peer].as_ref().is_some_and(is_far)
+    }
+
+    /// Whether one of these peers is far, so that what is written at them is better written past
+    /// the cache.
+    pub fn is_any_far(&self, peers: &[usize]) -> bool {
+        peers.iter().any(|peer| self.streams(*peer, STREAMED_LEAST))
+    }
+
+    /// Learn how far a local peer is from the load that finds its next message there, for calls
+    /// without long messages.
+    #[inline]
+    pub fn time_arrival(&mut self, peer: usize) {
+        let far = self.far;
+        if let Some(PeerLink::Slots { receiver, distance, .. }) = &mut self.links[peer] {
+            distance.timed(far, || receiver.has_come().then_some(()));
+        }
+    }
+
+    /// As [`Links::time_arrival`], from the load that finds all messages to the peer freed.
+    #[inline]
+    pub fn time_release(&mut self, peer: usize) {
+        let far = self.far;
+        if let Some(PeerLink::Slots { sender, distance, .. }) = &mut self.links[peer] {
+            distance.timed(far, || sender.is_drained().then_some(()));
+        }
     }
 
     pub fn reach(&self, peer: usize) -> Reach {
