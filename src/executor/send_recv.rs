@@ -111,18 +111,22 @@ pub struct ZeroCopyPolicy {
     pub reached: usize,
     /// From other memory of another process, which the kernel reads.
     pub by_cma: usize,
+    /// The same where nothing is received in the batch.
+    pub by_cma_alone: usize,
 }
 
 impl ZeroCopyPolicy {
     /// Only what no slot holds, and only what is reached.
-    pub const LEAST: ZeroCopyPolicy = ZeroCopyPolicy { reached: usize::MAX, by_cma: usize::MAX };
+    pub const LEAST: ZeroCopyPolicy =
+        ZeroCopyPolicy { reached: usize::MAX, by_cma: usize::MAX, by_cma_alone: usize::MAX };
 
     /// As [`ZeroCopyPolicy`] says, for a batch whose sends `wait` for others or not.
     fn of(self, slot: usize, wait: bool) -> ZeroCopyPolicy {
         let least = if wait { LOAN_BYTES + 1 } else { slot + 1 };
         ZeroCopyPolicy {
             reached: self.reached.min(slot + 1).max(least),
-            by_cma: self.by_cma.max(least),
+            by_cma: if wait { self.by_cma } else { self.by_cma_alone }.max(least),
+            ..self
         }
     }
 }

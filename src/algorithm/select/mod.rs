@@ -218,18 +218,20 @@ pub fn by_cma(question: &Question, costs: &Costs) -> Option<AlgorithmChoice> {
 
 /// From how many bytes on a message between two ranks that both wait for it takes no longer where
 /// the receiver copies it from where it lies than through a slot: as one process's memory is read,
-/// and as the kernel reads another's.
-pub fn zero_copy_from(costs: &Costs) -> [usize; 2] {
-    let slot = 2.0 * (costs.copy_us_per_byte + costs.cross_us_per_byte);
-    let from = |begin_us: f64, us_per_byte: f64| {
-        let gained = slot - us_per_byte;
+/// as the kernel reads another's, and as the kernel reads it where nothing comes the other way, so
+/// that one rank copies into slots while the other copies out of them.
+pub fn zero_copy_from(costs: &Costs) -> [usize; 3] {
+    let copy = costs.copy_us_per_byte + costs.cross_us_per_byte;
+    let from = |copies: f64, begin_us: f64, us_per_byte: f64| {
+        let gained = copies * copy - us_per_byte;
         // The sender waits until it is told that the message has been copied.
         let bytes = (begin_us + costs.alpha_us + 2.0 * costs.message_us) / gained;
         if gained > 0.0 && bytes < usize::MAX as f64 { bytes as usize } else { usize::MAX }
     };
     [
-        from(0.0, costs.copy_us_per_byte + costs.cross_us_per_byte),
-        from(costs.cma_us, costs.cma_us_per_byte),
+        from(2.0, 0.0, copy),
+        from(2.0, costs.cma_us, costs.cma_us_per_byte),
+        from(1.0, costs.cma_us, costs.cma_us_per_byte),
     ]
 }
 

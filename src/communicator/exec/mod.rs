@@ -376,8 +376,8 @@ impl Engine {
 
     /// Set-up is over: what follows is chosen by `costs`, and numbered as the user's.
     pub fn settle(&mut self, costs: Costs) {
-        let [reached, by_cma] = zero_copy_from(&costs);
-        self.zero_copy = ZeroCopyPolicy { reached, by_cma };
+        let [reached, by_cma, by_cma_alone] = zero_copy_from(&costs);
+        self.zero_copy = ZeroCopyPolicy { reached, by_cma, by_cma_alone };
         self.plan_context = Arc::new(self.plan_context.settled(costs));
         self.setting_up = false;
         self.cache = Cache::default();

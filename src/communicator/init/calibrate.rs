@@ -15,7 +15,8 @@ use crate::error::{Error, Result};
 use crate::executor::links::Reach;
 use crate::fork::Once;
 use crate::plan::Collective;
-use crate::transport::cma;
+use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use crate::transport::{DEPTH, cma};
 use crate::types::{DataType, ReduceOp};
 use std::time::{Duration, Instant};
 
@@ -32,15 +33,22 @@ const ROUND_TRIPS: usize = 64;
 /// Round trips of two messages at once, of which only the sender's own time counts.
 const PAIR_ROUND_TRIPS: usize = 16;
 
-/// Bytes of long messages on a host, where a slot has room for them: more than half of one, so that
-/// they lie at the same place in every lap of the ring.
-const LONG_BYTES: usize = 64 << 10;
+/// Bytes that two ranks of a host send each other at once, in messages of a slot each: copies in
+/// and out overlap, as in calls.
+const LONG_BYTES: usize = 1 << 20;
 
-/// Less is too short to tell a byte's time from a message's.
+/// The most messages in which they go.
+const MOST_LONG: usize = 16;
+
+/// Messages below this are too short to tell a byte's time from a message's.
 const LEAST_LONG: usize = 8 << 10;
 
-/// Round trips of long messages, of which the first lap makes the kernel commit the ring's memory.
-const LONG_ROUND_TRIPS: usize = crate::transport::DEPTH + 16;
+/// Laps of the ring before a measurement counts: the kernel commits its memory in the first, and a
+/// sender knows after two whether its receiver is far.
+const LAPS: usize = 2;
+
+/// Further exchanges, enough for a minimum.
+const LONG_EXCHANGES: usize = 8;
 
 /// Round trips of each length between hosts: enough for a minimum, few where each is slow.
 const WIRE_ROUND_TRIPS: usize = 16;
@@ -55,6 +63,10 @@ const LEAST_ROUND_TRIPS: usize = 2;
 /// take where both ranks have a core and are on one network. On a machine that is busy with others,
 /// or between continents, each takes tens of milliseconds, and all ranks wait.
 const MEASURING: Duration = Duration::from_millis(10);
+
+/// Communicators of a process that try to find out what long messages take, where the machine is so
+/// busy that none does: their ranks wait for it.
+const MOST_TRIES: u32 = 3;
 
 /// Microseconds: longer than a cache line takes between any two sockets of a machine. What took
 /// more was the scheduler, which delays every algorithm alike.
@@ -204,7 +216,8 @@ fn measure_host(communicator: &Communicator, costs: &mut Costs, cancel: CancelCh
     let is_known = communicator.rank == 0 && known.get().is_some();
     let time = |messages, round_trips| {
         let round_trips = if is_known { 1 } else { round_trips };
-        crossing(communicator, companion, Volley { bytes: 8, messages }, round_trips, cancel)
+        let volley = Volley { bytes: 8, messages, at_once: false };
+        crossing(communicator, companion, volley, round_trips, cancel)
     };
     let measured = (time(1, ROUND_TRIPS)?, time(2, PAIR_ROUND_TRIPS)?);
     let (one, two) = match communicator.rank {
@@ -225,14 +238,19 @@ fn measure_copies(
     cancel: CancelCheck,
 ) -> Result<()> {
     static CROSS: Once<f64> = Once::new();
+    static TRIES: AtomicU32 = AtomicU32::new(0);
     static KERNEL: Once<(f64, f64)> = Once::new();
-    let trips = |bytes, round_trips| {
-        crossing(communicator, companion, Volley { bytes, messages: 1 }, round_trips, cancel)
-    };
-    let bytes = LONG_BYTES.min(communicator.plan_context().geometry.slot_bytes);
+    let trips =
+        |volley, round_trips| crossing(communicator, companion, volley, round_trips, cancel);
+    let bytes = communicator.plan_context().geometry.slot_bytes.min(LONG_BYTES);
+    let messages = (LONG_BYTES / bytes).clamp(1, MOST_LONG);
+    let before = (LAPS * DEPTH).div_ceil(messages);
     // Rank 0 says when it ends, whatever the other one's process has measured.
-    let is_known = communicator.rank == 0 && CROSS.get().is_some();
-    let long = trips(bytes, if is_known { 1 } else { LONG_ROUND_TRIPS })?;
+    let is_known = communicator.rank == 0
+        && (CROSS.get().is_some() || TRIES.fetch_add(1, Relaxed) >= MOST_TRIES);
+    let exchanges = if is_known { 1 } else { before + LONG_EXCHANGES };
+    let long = trips(Volley { bytes, messages, at_once: true }, exchanges)?;
+    let turn = Volley { bytes: 8, messages: 1, at_once: false };
     let page = communicator.health.pages.of(companion);
     let mut pace = KERNEL.get().copied();
     // The first time the kernel has not had these pages in its own hands.
@@ -240,17 +258,17 @@ fn measure_copies(
         if communicator.rank == companion {
             cma::refresh();
         }
-        trips(8, 1)?;
+        trips(turn, 1)?;
         if communicator.rank == 0 && KERNEL.get().is_none() {
             let process = communicator.health.processes[companion];
             pace = process.and_then(|process| page.sample().measure(process));
         }
-        trips(8, 1)?;
+        trips(turn, 1)?;
     }
     if communicator.rank == 0 {
-        let slot = (long.half_trip_us - short.half_trip_us) / bytes as f64;
+        let slot = (long.half_trip_us - short.half_trip_us) / (messages * bytes) as f64;
         let cross = (slot / 2.0 - costs.copy_us_per_byte).max(0.0);
-        let is_one = long.round_trips > crate::transport::DEPTH && bytes >= LEAST_LONG;
+        let is_one = long.round_trips > before && bytes >= LEAST_LONG;
         let measured = CROSS.get().or_else(|| is_one.then(|| CROSS.get_or_make(|| cross)));
         costs.cross_us_per_byte = measured.copied().unwrap_or(costs.cross_us_per_byte);
         if let Some(pace) = pace {
@@ -286,7 +304,7 @@ fn measure_wire(communicator: &Communicator, costs: &mut Costs, cancel: CancelCh
         plan_context.topology.ranks(1)[0]
     };
     let time = |bytes| {
-        let volley = Volley { bytes, messages: 1 };
+        let volley = Volley { bytes, messages: 1, at_once: false };
         crossing(communicator, opposite, volley, WIRE_ROUND_TRIPS, cancel)
     };
     let (short, long) = (time(8)?, time(WIRE_SAMPLE_BYTES)?);
@@ -297,17 +315,19 @@ fn measure_wire(communicator: &Communicator, costs: &mut Costs, cancel: CancelCh
     Ok(())
 }
 
-/// Messages that are sent at once, and their length.
+/// Messages that are sent together, and their length.
 #[derive(Clone, Copy)]
 struct Volley {
     bytes: usize,
     messages: usize,
+    /// The other rank sends as many at the same time, not in answer.
+    at_once: bool,
 }
 
 /// The best of some round trips, as rank 0 sees them.
 #[derive(Clone, Copy)]
 struct Crossing {
-    /// Half the round trip.
+    /// Half the round trip, or an exchange.
     half_trip_us: f64,
     /// The sender's own part.
     send_us: f64,
@@ -329,7 +349,7 @@ fn ends_after(many: usize, round_trips: usize, since_first: Duration) -> bool {
 fn crossing(
     communicator: &Communicator,
     other: usize,
-    Volley { bytes, messages }: Volley,
+    Volley { bytes, messages, at_once }: Volley,
     round_trips: usize,
     cancel: CancelCheck,
 ) -> Result<Crossing> {
@@ -338,14 +358,17 @@ fn crossing(
         return Ok(Crossing { half_trip_us: 0.0, send_us: 0.0, round_trips: 0 });
     }
     let mut best = Crossing::NOTHING;
-    let (more, mut last, mut pong) = (vec![0u8; bytes], vec![0u8; bytes], vec![0u8; bytes]);
+    // Two of them say that more come, or that it is the last.
+    let [more, mut last, mut pong] = [(); 3].map(|()| vec![0u8; messages * bytes]);
     last[0] = 1;
     let (data_type, peer, count) = (DataType::Uint8, other - rank, bytes);
-    let send = |ping: &[u8]| Message::Send { buffer: ping.as_ptr(), count, data_type, peer };
-    let recv = Message::Recv { buffer: pong.as_mut_ptr(), count, data_type, peer };
-    // All land in one place.
-    let (sends, recvs) =
-        ([&more, &last].map(|ping| vec![send(ping); messages]), vec![recv; messages]);
+    let sends = [&more, &last].map(|ping| {
+        let send = |one: &[u8]| Message::Send { buffer: one.as_ptr(), count, data_type, peer };
+        Vec::from_iter(ping.chunks(bytes).map(send))
+    });
+    let recv = |one: &mut [u8]| Message::Recv { buffer: one.as_mut_ptr(), count, data_type, peer };
+    let recvs = Vec::from_iter(pong.chunks_mut(bytes).map(recv));
+    let both = sends.each_ref().map(|sends| [&sends[..], &recvs].concat());
     let timed = |volley: &[Message]| {
         let started = Instant::now();
         // SAFETY: both buffers hold as many bytes.
@@ -362,9 +385,12 @@ fn crossing(
         }
         let since_first = first_done.map_or(Duration::ZERO, |at: Instant| at.elapsed());
         let mut is_last = rank == 0 && ends_after(many, round_trips, since_first);
-        let sends = &sends[usize::from(is_last)];
-        let order = if rank == 0 { [sends, &recvs] } else { [&recvs, sends] };
-        let (first, second) = (timed(order[0])?, timed(order[1])?);
+        let (sends, both) = (&sends[usize::from(is_last)], &both[usize::from(is_last)]);
+        let (first, second) = match (at_once, rank) {
+            (true, _) => [timed(both)?; 2].into(),
+            (false, 0) => (timed(sends)?, timed(&recvs)?),
+            (false, _) => (timed(&recvs)?, timed(sends)?),
+        };
         first_done.get_or_insert_with(Instant::now);
         is_last |= rank != 0 && pong[0] == 1;
         best.half_trip_us = best.half_trip_us.min((first + second) / 2.0);
@@ -385,7 +411,8 @@ mod tests {
     fn started(config: &Config) -> Vec<(Costs, bool)> {
         let ranks = Communicator::init_all(2, config).unwrap();
         // On a busy machine fewer than all.
-        let most = ROUND_TRIPS + 2 * PAIR_ROUND_TRIPS + LONG_ROUND_TRIPS + 4;
+        let long = LAPS * DEPTH + MOST_LONG * (LONG_EXCHANGES + 1);
+        let most = ROUND_TRIPS + 2 * PAIR_ROUND_TRIPS + long + 4;
         let all = 3 * LEAST_ROUND_TRIPS as u64..=most as u64;
         let timed = |rank: &Communicator| all.contains(&rank.engine.take().setup_messages);
         ranks.iter().map(|rank| (rank.costs(), timed(rank))).collect()
