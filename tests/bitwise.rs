@@ -162,15 +162,16 @@ fn threads_and_processes_with_both_kinds_of_memory_give_the_same_bytes() {
     }
 }
 
-/// A peer's distance decides how its slots are written, not what is in them.
+/// A peer's distance decides how its slots and its memory are written, not what is in them.
 #[test]
 fn far_peers_get_the_same_bytes() {
-    for algorithm in STAGED {
+    for algorithm in DIRECT.into_iter().chain(STAGED) {
+        let way = if DIRECT.contains(&algorithm) { "threads/direct" } else { "threads/slots" };
         for nranks in [2, 3, 4] {
             let run = |far| {
                 core_distance::assume_far(far);
                 on_threads(nranks, &forced(algorithm), |comm| {
-                    assert_eq!(transport(comm), "threads/slots", "{algorithm}");
+                    assert_eq!(transport(comm), way, "{algorithm}");
                     digests(comm, Memory::Ordinary)
                 })
             };

@@ -497,3 +497,21 @@ unsafe fn advance_remote(
     }
     Ok(moved)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_alone_leaves_at_once_where_a_slot_holds_it() {
+        let policy = ZeroCopyPolicy { reached: 100, by_cma: 200, by_cma_alone: 5000 };
+        let of = |slot, wait| {
+            let ZeroCopyPolicy { reached, by_cma, by_cma_alone: _ } = policy.of(slot, wait);
+            (reached, by_cma)
+        };
+        assert_eq!(of(1000, true), (100, 200));
+        assert_eq!(of(1000, false), (1001, 5000));
+        assert_eq!(of(8000, false), (8001, 8001));
+        assert_eq!(ZeroCopyPolicy::LEAST.of(1000, true).reached, 1001);
+    }
+}

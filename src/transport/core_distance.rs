@@ -2,7 +2,8 @@
 //! memory.
 //!
 //! The one idea: a sender reads its receiver's counter once a lap of the ring, and the receiver's
-//! core wrote that line last, so the time of this one load is what a line takes to cross. From a
+//! core wrote that line last, so the time of this one load is what a line takes to cross. A call
+//! without long messages times the load of a message that has come, or of its release. From a
 //! near core, which shares a cache, that is less than from memory; from a far one it is more, and
 //! then payloads may be better written past the cache: the sender need not fetch the slot's lines,
 //! and the receiver reads them from memory. Whether they are is the processor's
@@ -11,10 +12,11 @@
 use crate::cycle_counter;
 use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Nanoseconds that such a load takes from a near core at most, but for one in twenty, and less
-/// than from a far one, where one machine has both by turns: 20 to 90, and 120 to 190
-/// (`benches/results/far-2026-11-27.txt`). Where a machine's distances are others, the wrong side of
-/// it costs time, never a result.
+/// Nanoseconds of such a load between near and far cores. On a machine that has both by turns, 19 of
+/// 20 loads from a near core take 20 to 90, and those from a far one 120 to 190
+/// (`benches/results/far-2026-11-27.txt`). A line that a near core no longer has comes from memory and
+/// takes as long as a far one: then writing past the cache is right, too. The wrong side costs time,
+/// never a result.
 const FAR_NS: f64 = 100.0;
 
 /// Whether every peer of a new communicator counts as far, for tests.
@@ -32,14 +34,14 @@ pub struct Distance {
     is_far: bool,
     is_assumed: bool,
     /// The load before was on the other side of the line.
-    liveness_probe: bool,
+    differed: bool,
 }
 
 impl Default for Distance {
     fn default() -> Distance {
         // Relaxed: see `assume_far`.
         let assumed = ALL_ARE_FAR.load(Relaxed);
-        Distance { is_far: assumed, is_assumed: assumed, liveness_probe: false }
+        Distance { is_far: assumed, is_assumed: assumed, differed: false }
     }
 }
 
@@ -63,10 +65,10 @@ impl Distance {
     /// One load may have been interrupted, two in a row hardly.
     fn learn(&mut self, was_far: bool) {
         let differs = was_far != self.is_far;
-        if differs && self.liveness_probe {
+        if differs && self.differed {
             self.is_far = was_far;
         }
-        self.liveness_probe = differs && !self.liveness_probe;
+        self.differed = differs && !self.differed;
     }
 }
 

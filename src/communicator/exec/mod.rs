@@ -483,6 +483,5 @@ fn work_of(ready: &BoundCall) -> Arithmetic<'_> {
         reduction: ready.compiled.reduction.as_ref(),
         element: ready.compiled.element,
         streamed: if ready.compiled.streaming { usize::MAX } else { 0 },
-        is_far: false,
     }
 }

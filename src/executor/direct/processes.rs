@@ -52,7 +52,7 @@ pub unsafe fn try_run(
     let mut mapped = programs.mapped.filter(|program| is_reachable(mine, program));
     let mut kernel = programs.kernel.filter(|program| is_readable(mine, program));
     let all_addresses = &mut room.all_addresses;
-    let learns = programs.mapped.is_some_and(|program| program.learns(stamp.sequence));
+    let learns = programs.mapped.is_some_and(|program| program.pushes) && links.learns();
     exchange_addresses(mine, links, stamp, learns, watch, &mut |_, peer, theirs| {
         mapped = mapped.filter(|program| is_reachable(&theirs, program));
         kernel = kernel.filter(|program| is_readable(&theirs, program));
@@ -64,12 +64,11 @@ pub unsafe fn try_run(
         for &peer in &program.touches {
             let (theirs, used) = (&room.all_addresses[peer], &program.used[peer]);
             room.bases[peer] = match mapped {
-                Some(_) => reached(resolve(theirs, used), links, peer, watch)?,
+                Some(_) => reached(resolve(theirs, used), links, peer, watch)?.at(links, peer),
                 None => readable(theirs, used, resolve, links, peer, watch)?,
             };
         }
         links.begin_remote_access(&program.touches, watch)?;
-        let work = &Arithmetic { is_far: links.is_any_far(&program.touches), ..*work };
         // SAFETY: as in `run::run`; what is another process's address only the kernel reads.
         let worked = unsafe { work_on(program, work, room, watch) };
         links.end_remote_access();
@@ -84,7 +83,7 @@ pub unsafe fn try_run(
         links.free(peer);
     }
     if let Some(program) = program {
-        wait_for_readers(program, links, stamp, watch)?;
+        wait_for_readers(program, links, learns, watch)?;
     }
     Ok(program.is_some())
 }
@@ -190,7 +189,7 @@ mod tests {
             scratch: std::ptr::null_mut(),
             scalar: 1.0,
         };
-        let work = Arithmetic { reduction: None, element: 1, streamed: 0, is_far: false };
+        let work = Arithmetic { reduction: None, element: 1, streamed: 0 };
         let mut asked = Vec::new();
         let mut resolve = |buffer_addresses: &BufferAddresses, used: &Used| {
             asked.push((*buffer_addresses, *used));

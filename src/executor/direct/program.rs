@@ -45,8 +45,6 @@ pub struct Used {
 /// What one rank does with everybody's buffers.
 #[derive(Clone, Debug)]
 pub struct Direct {
-    /// Whose program it is.
-    pub rank: usize,
     pub steps: Box<[DirectStep]>,
     /// By rank: what must be there before the program may run.
     pub used: Box<[Used]>,
@@ -85,15 +83,7 @@ struct Draft {
     finish: bool,
 }
 
-/// One call of so many learns how far the peers are: their cores move within seconds.
-const LEARNS: u64 = 8;
-
 impl Direct {
-    /// Whether the call of this number is to learn how far the peers are.
-    pub fn learns(&self, sequence: u64) -> bool {
-        self.pushes && sequence.is_multiple_of(LEARNS)
-    }
-
     /// The program of `rank`, or `None` where the plans need slots.
     ///
     /// `plans` are those of all ranks; the same plans give every rank the same answer.
@@ -149,7 +139,6 @@ impl Direct {
             step.bytes >= STREAMED_LEAST && step.targets.iter().any(|place| place.rank != rank)
         };
         Some(Direct {
-            rank,
             pushes: steps.iter().any(is_push),
             used: used(&steps, plans.len()),
             steps: steps.into(),

@@ -6,7 +6,7 @@
 //! a mismatched call, a dead peer and the deadline are found as everywhere else.
 #![allow(unsafe_code)]
 
-use super::program::{BlockRef, Direct, Used};
+use super::program::{BlockRef, Direct, DirectStep, Used};
 use crate::device::host::{Job, Reduction, STREAMED_LEAST};
 use crate::error::{Error, Result};
 use crate::executor::host::{CallBuffers, move_bytes};
@@ -57,17 +57,24 @@ pub struct Base {
     pub scalar: f64,
     /// The process whose address `input` is; `None` where it is one of this process.
     process: Option<ReadableProcess>,
+    /// Its rank's core is far, so that what is written there goes past the cache.
+    is_far: bool,
 }
 
 impl Base {
     pub const NULL: Base = Base::new(std::ptr::null(), std::ptr::null_mut(), 1.0);
 
     pub const fn new(input: *const u8, output: *mut u8, scalar: f64) -> Base {
-        Base { input, output, scalar, process: None }
+        Base { input, output, scalar, process: None, is_far: false }
     }
 
     pub(in crate::executor) fn of(buffers: &CallBuffers) -> Base {
         Base::new(buffers.input, buffers.output, buffers.scalar)
+    }
+
+    /// The same, of a peer whose core may be far.
+    pub(super) fn at(self, links: &Links, peer: usize) -> Base {
+        Base { is_far: links.streams(peer, STREAMED_LEAST), ..self }
     }
 
     /// A peer's input that only the kernel reads.
@@ -110,8 +117,6 @@ pub struct Arithmetic<'a> {
     pub element: usize,
     /// How many targets of a step, the first ones, are written past the cache at most.
     pub streamed: usize,
-    /// What is written at peers goes past the cache as well: their cores are far.
-    pub is_far: bool,
 }
 
 /// Turns what a peer says of its buffers into addresses; `None` where not all that it uses of the
@@ -148,7 +153,7 @@ pub unsafe fn run(
         // SAFETY: `post_addresses` writes inside the slot it reserved.
         unsafe { post_addresses(peer, &mine, links, stamp, watch)? };
     }
-    let learns = program.learns(stamp.sequence);
+    let learns = program.pushes && links.learns();
     for &peer in &program.touches {
         if learns {
             links.time_arrival(peer);
@@ -160,11 +165,11 @@ pub unsafe fn run(
             std::ptr::with_exposed_provenance(theirs.input_offset as usize),
             std::ptr::with_exposed_provenance_mut(theirs.output_offset as usize),
             theirs.scalar,
-        );
+        )
+        .at(links, peer);
         watch.step();
     }
     links.begin_remote_access(&program.touches, watch)?;
-    let work = &Arithmetic { is_far: links.is_any_far(&program.touches), ..*work };
     // SAFETY: the stamps proved that all ranks run this call, whose buffers the caller vouches for;
     // an owner that gives up waits for this visit to end.
     let worked = unsafe { work_on(program, work, room, watch) };
@@ -174,7 +179,7 @@ pub unsafe fn run(
     for &peer in &program.touches {
         links.free(peer);
     }
-    wait_for_readers(program, links, stamp, watch)
+    wait_for_readers(program, links, learns, watch)
 }
 
 /// The other ranks.
@@ -259,10 +264,9 @@ pub(super) unsafe fn post_addresses(
 pub(super) fn wait_for_readers(
     program: &Direct,
     links: &mut Links,
-    stamp: &Stamp,
+    learns: bool,
     watch: &ProgressWatch,
 ) -> Result<()> {
-    let learns = program.learns(stamp.sequence);
     for &peer in &program.touched_by {
         if learns {
             links.time_release(peer);
@@ -307,6 +311,31 @@ impl Unread {
     }
 }
 
+/// Where a place in the ranks' buffers lies.
+fn address(bases: &[Base], place: &BlockRef) -> *mut u8 {
+    let base = bases[place.rank];
+    let start = if place.output { base.output } else { base.input.cast_mut() };
+    start.wrapping_add(place.offset)
+}
+
+/// Put a step's targets into the room; how many of them, the first ones, go past the cache.
+#[inline]
+fn aim(step: &DirectStep, work: &Arithmetic, room: &mut Bases) -> usize {
+    let Bases { bases, targets, .. } = room;
+    targets.clear();
+    let is_far = |place: &&BlockRef| bases[place.rank].is_far;
+    let is_long = step.bytes >= STREAMED_LEAST;
+    if work.streamed > 0 || !is_long || !step.targets.iter().any(|place| is_far(&place)) {
+        targets.extend(step.targets.iter().map(|place| address(bases, place)));
+        return work.streamed.min(targets.len());
+    }
+    targets.extend(step.targets.iter().filter(is_far).map(|place| address(bases, place)));
+    let streamed = targets.len();
+    let near = step.targets.iter().filter(|place| !is_far(place));
+    targets.extend(near.map(|place| address(bases, place)));
+    streamed
+}
+
 pub(super) unsafe fn work_on(
     program: &Direct,
     work: &Arithmetic,
@@ -319,29 +348,9 @@ pub(super) unsafe fn work_on(
         if step.bytes == 0 {
             continue;
         }
-        let address = |bases: &[Base], place: &BlockRef| {
-            let base = bases[place.rank];
-            let base = if place.output { base.output } else { base.input.cast_mut() };
-            base.wrapping_add(place.offset)
-        };
         room.sources.clear();
         room.sources.extend(step.sources.iter().map(|p| address(&room.bases, p).cast_const()));
-        room.targets.clear();
-        let streamed = match work.is_far && work.streamed == 0 && step.bytes >= STREAMED_LEAST {
-            false => {
-                room.targets.extend(step.targets.iter().map(|p| address(&room.bases, p)));
-                work.streamed.min(room.targets.len())
-            }
-            true => {
-                let [theirs, own] = [false, true].map(|own| {
-                    step.targets.iter().filter(move |place| (place.rank == program.rank) == own)
-                });
-                room.targets.extend(theirs.map(|p| address(&room.bases, p)));
-                let streamed = room.targets.len();
-                room.targets.extend(own.map(|p| address(&room.bases, p)));
-                streamed
-            }
-        };
+        let streamed = aim(step, work, room);
         match work.reduction {
             Some(reduction) => {
                 room.scalars.clear();
@@ -387,4 +396,36 @@ pub(super) unsafe fn work_on(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_at_far_peers_comes_first_and_goes_past_the_cache() {
+        let mut memory = [0u8; 3];
+        let mut room = Bases::new(3);
+        for (rank, byte) in memory.iter_mut().enumerate() {
+            room.bases[rank] = Base::new(std::ptr::null(), byte, 1.0);
+        }
+        let at = |rank: usize| room.bases[rank].output;
+        let [own, near, far] = [at(0), at(1), at(2)];
+        room.bases[2].is_far = true;
+        let target = |rank| BlockRef { rank, output: true, offset: 0 };
+        let step = |bytes| DirectStep {
+            targets: [0, 1, 2].map(target).into(),
+            sources: Box::default(),
+            bytes,
+            finish: false,
+        };
+        let mut aimed = |bytes, streamed| {
+            let work = Arithmetic { reduction: None, element: 1, streamed };
+            (aim(&step(bytes), &work, &mut room), room.targets.clone())
+        };
+        assert_eq!(aimed(STREAMED_LEAST, 0), (1, vec![far, own, near]));
+        assert_eq!(aimed(STREAMED_LEAST - 1, 0), (0, vec![own, near, far]));
+        assert_eq!(aimed(STREAMED_LEAST, 1), (1, vec![own, near, far]));
+        assert_eq!(aimed(STREAMED_LEAST, usize::MAX), (3, vec![own, near, far]));
+    }
 }

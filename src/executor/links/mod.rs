@@ -41,6 +41,9 @@ enum PeerLink {
     Remote,
 }
 
+/// One call of so many that write at their peers learns how far they are.
+const LEARNS: u32 = 8;
+
 /// Everything a rank needs to talk: created once, then used by one operation at a time.
 pub struct Links {
     pub rank: usize,
@@ -56,6 +59,8 @@ pub struct Links {
     processes: Vec<Option<ReadableProcess>>,
     /// From where on a peer is far.
     far: Ticks,
+    /// Calls since one that was to learn it.
+    unlearned: u32,
     /// The connections with peers on other machines, if there are any.
     pub(super) network: Option<Box<dyn Endpoint>>,
 }
@@ -190,6 +195,7 @@ impl Links {
             controls,
             processes,
             far,
+            unlearned: 0,
             network,
         }
     }
@@ -254,14 +260,14 @@ impl Links {
         bytes >= STREAMED_LEAST && self.links[peer].as_ref().is_some_and(is_far)
     }
 
-    /// Whether one of these peers is far, so that what is written at them is better written past
-    /// the cache.
-    pub fn is_any_far(&self, peers: &[usize]) -> bool {
-        peers.iter().any(|peer| self.streams(*peer, STREAMED_LEAST))
+    /// Whether a call that writes at its peers, without long messages, is to learn how far they
+    /// are: one of a few, as cores move within seconds.
+    pub fn learns(&mut self) -> bool {
+        self.unlearned = (self.unlearned + 1) % LEARNS;
+        self.unlearned == 0
     }
 
-    /// Learn how far a local peer is from the load that finds its next message there, for calls
-    /// without long messages.
+    /// Learn how far a local peer is from the load that finds its next message there.
     #[inline]
     pub fn time_arrival(&mut self, peer: usize) {
         let far = self.far;
