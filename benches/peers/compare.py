@@ -139,7 +139,10 @@ class Comparison:
         if self.probe_program is None:
             return None
         said = output_of(self.probe_program, *runs)
-        return float(said) if said else None
+        try:
+            return float(said)
+        except ValueError:  # one core only, or it was killed
+            return None
 
     def probe_between_rows(self):
         """As `probe`, in a millisecond or two."""

@@ -1,5 +1,6 @@
 /* Nanoseconds for a cache line from the first core that we may use to the last: half of a round
- * trip, the median of 21 runs, or of fewer that are asked for. Prints the number, or nothing where there is one core only. */
+ * trip, the median of 21 runs, or of fewer that are asked for. Prints the number, or nothing where
+ * there is one core only. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>

@@ -1,5 +1,6 @@
 """Starting one system once: its rows, within a time limit, and nothing of it left running."""
 
+import contextlib
 import json
 import os
 import signal
@@ -38,7 +39,7 @@ MODES.update({name: lambda ranks: ["--procs", str(ranks), "--tcp"] for name in T
 def start(command, limit, environment=None, at_line=None):
     """Run it in a session of its own: (status, output, last words).
 
-    `at_line` is called with every line of the output as it comes. At the limit it is killed with
+    `at_line` is called with every line of the output, as it comes, and the process group. At the limit it is killed with
     all its ranks; the status is then None."""
     environment = dict(os.environ, **(environment or {}))
     process = subprocess.Popen(
@@ -52,7 +53,7 @@ def start(command, limit, environment=None, at_line=None):
     )
     output, errors = [], []
     readers = [
-        threading.Thread(target=collect, args=arguments)
+        threading.Thread(target=collect, args=(*arguments, process.pid))
         for arguments in ((process.stdout, output, at_line), (process.stderr, errors, None))
     ]
     for reader in readers:
@@ -71,16 +72,28 @@ def start(command, limit, environment=None, at_line=None):
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    for reader in readers:
+    for reader, stream in zip(readers, (process.stdout, process.stderr)):
         reader.join(GRACE_S)
+        stream.close()
     return status, "".join(output), "".join(errors)
 
 
-def collect(stream, lines, at_line):
+def collect(stream, lines, at_line, group):
     for line in stream:
         lines.append(line)
         if at_line:
-            at_line(line)
+            at_line(line, group)
+
+
+@contextlib.contextmanager
+def stopped(group):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGCONT)
 
 
 class Probes:
@@ -90,9 +103,12 @@ class Probes:
         self.probe, self.is_row = probe, is_row
         self.seen = [probe()] if probe else []
 
-    def at_line(self, line):
+    def at_line(self, line, group):
+        """Probe at the end of a row, with the processes of the group stopped: the next row waits. The
+        ranks of some launchers are in other groups; these warm up meanwhile."""
         if self.probe and self.is_row(line):
-            self.seen.append(self.probe())
+            with stopped(group):
+                self.seen.append(self.probe())
 
     def give(self, rows, key):
         """Every row gets the probes around it; rows of one key end with one line."""

@@ -21,16 +21,30 @@ MOST_OTHERS = 0.5
 # Rounds below which a median says little.
 LEAST_ROUNDS = 3
 
-# Probes of one state repeat within 15 %; near and far differ by a factor of 4 where they do.
+# Far takes this many times as long as near at least; the probes of each are this share of all at
+# least. What is less is a disturbed probe.
 STATES_DIFFER = 1.6
+LEAST_SHARE = 0.03
 
 
 def threshold(probes):
-    """The latency between near and far, or None where all probes are of one state."""
-    probes = [probe for probe in probes if probe]
-    if not probes or max(probes) / min(probes) < STATES_DIFFER:
+    """The latency between near and far, or None where all probes are of one state.
+
+    It lies between the medians of those below it and of those above."""
+    probes = sorted(probe for probe in probes if probe)
+    least = max(1, int(LEAST_SHARE * len(probes)))
+    if len(probes) < 2 * least:
         return None
-    return (max(probes) * min(probes)) ** 0.5
+    limit = (probes[least - 1] * probes[-least]) ** 0.5
+    for _ in range(len(probes)):
+        below = [probe for probe in probes if probe < limit]
+        above = probes[len(below) :]
+        if min(len(below), len(above)) < least or median(above) < STATES_DIFFER * median(below):
+            return None
+        before, limit = limit, (median(below) * median(above)) ** 0.5
+        if before == limit:
+            break
+    return limit
 
 
 def state(probes, limit):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import unittest
 import unittest.mock
 import xml.etree.ElementTree as xml
@@ -242,7 +243,7 @@ class Probing(unittest.TestCase):
         told = iter([50.0, 200.0, 51.0])
         probes = launch.Probes(lambda: next(told), launch.is_table_row)
         for line in ("# size\n", "   8  2  1.0\n", "\n", "  16  4  2.0\n"):
-            probes.at_line(line)
+            probes.at_line(line, 1 << 22)
         rows = [{"bytes": size, "in_place": place} for size in (8, 16) for place in (0, 1)]
         given = probes.give(rows, lambda row: row["bytes"])
         around = [row["cross_core_ns"] for row in given]
@@ -251,9 +252,29 @@ class Probing(unittest.TestCase):
     def test_lines_are_seen_as_they_come(self):
         seen = []
         command = ["sh", "-c", "echo one; echo two; echo wrong >&2; exit 3"]
-        ended = launch.start(command, 10, at_line=seen.append)
+        ended = launch.start(command, 10, at_line=lambda line, _: seen.append(line))
         self.assertEqual(ended, (3, "one\ntwo\n", "wrong\n"))
         self.assertEqual(seen, ["one\n", "two\n"])
+
+    def test_the_next_row_waits_for_the_probe(self):
+        ended = []
+
+        def probe():
+            time.sleep(0.5)
+            ended.append(time.time())
+            return 1.0
+
+        probes = launch.Probes(probe, lambda line: line == "8\n")
+        script = "echo 8; sleep 0.2; date +%s.%N"
+        status, output, _ = launch.start(["sh", "-c", script], 10, at_line=probes.at_line)
+        self.assertEqual((status, probes.seen), (0, [1.0, 1.0]))
+        self.assertGreater(float(output.split()[1]), ended[1])
+
+    def test_near_and_far_are_told_apart_with_probes_in_between(self):
+        near, far = [45.0 + one % 15 for one in range(300)], [190.0 + one % 30 for one in range(90)]
+        self.assertTrue(70 < report.threshold([*near, *far, 100.0, 140.0, 834.0]) < 150)
+        self.assertIsNone(report.threshold([*near, 834.0]))
+        self.assertIsNone(report.threshold([50.0]))
 
     def test_the_state_of_a_row_is_its_own(self):
         starts = [begin(0, name, 1.0) for name in ("ringcomm processes", "A")]
