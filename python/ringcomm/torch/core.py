@@ -127,15 +127,16 @@ class Core(RootedCollectives):
     def _join(self, device: str, depth: int, key: str) -> CommStream:
         if (device, depth) == ("cpu", 0):
             where = self._store, key, self._rank, self._size, self._timeout
-            return CommStream(join_first(*where, self._parent))
+            parent, self._parent = self._parent, None
+            return CommStream(join_first(*where, parent))
         # Other threads use the group's connection to the store meanwhile.
         place = self._further(), key, self._rank, self._size, self._key.key, self._timeout
-        parent = self._parent_of(range(self._size))
+        of_all = self._parent_of(range(self._size))
         if device == "cpu":
-            return CommStream(join(*place, parent=parent))
+            return CommStream(join(*place, parent=of_all))
         from .cuda import CudaCommStream
 
-        return CudaCommStream(device, parent, *place)
+        return CudaCommStream(*place, device, of_all)
 
     def _parent_of(self, ranks: Sequence[int]) -> Parent:
         """What a communicator of some of the group's ranks is made of."""

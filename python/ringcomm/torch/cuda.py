@@ -31,14 +31,14 @@ class CudaCommStream(CommStream):
 
     def __init__(
         self,
-        device: str,
-        parent: Parent,
         store: Any,
         key: str,
         rank: int,
         size: int,
         shared: bytes,
         timeout: timedelta,
+        device: str,
+        parent: Optional[Parent] = None,
     ) -> None:
         self.device = torch.device(device)
         place = store, key, rank, size, shared, timeout

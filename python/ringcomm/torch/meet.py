@@ -45,10 +45,10 @@ class Parent(NamedTuple):
 
     def unique_id(self) -> bytes:
         """An id for the new one: without the network, where these ranks share a host."""
-        # A group may outlive the group of all ranks.
-        if self.communicator.handle is None:
+        try:
+            return self.communicator.get_unique_id(self.ranks)
+        except RingError:  # a group may outlive the group that it is made of
             return get_unique_id()
-        return self.communicator.get_unique_id(self.ranks)
 
 
 def join_first(

@@ -55,9 +55,26 @@ def without_network(rank):
     work = dist.isend(tensor, (rank + 1) % 3, everyone)
     dist.recv(tensor, (rank + 2) % 3, everyone)
     work.wait()
+    assert tensor[0] == 3
+    pair = dist.new_group([0, 2])
+    if rank != 1:
+        dist.all_reduce(tensor, group=pair)
+        assert tensor[0] == 6
+
+
+def split_without_network(rank):
+    meet.get_unique_id = None
     part = dist.split_group(split_ranks=[[0, 2], [1]])
+    tensor = torch.ones(2)
     dist.all_reduce(tensor, group=part)
-    assert tensor[0] == (3 if rank == 1 else 6)
+    assert tensor[0] == (1 if rank == 1 else 2)
+
+
+def after_the_group_of_all(rank):
+    """What a group is made of may have ended."""
+    parent = meet.Parent(dist.group.WORLD._cpu.communicator, [0, 1])
+    dist.destroy_process_group()
+    assert len(parent.unique_id()) == 128
 
 
 def split(rank):
@@ -206,7 +223,9 @@ needs_inner = pytest.mark.skipif(not HAS_INNER, reason="needs torch 2.14")
     [
         subgroups,
         pytest.param(split, marks=needs_inner),
-        pytest.param(without_network, marks=needs_inner),
+        without_network,
+        pytest.param(split_without_network, marks=needs_inner),
+        after_the_group_of_all,
         again,
         meeting,
         ended,
