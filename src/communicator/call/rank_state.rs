@@ -7,7 +7,7 @@ use crate::sync::atomic::Ordering::Relaxed;
 
 /// Collectives that a new communicator runs for itself
 /// (see [`calibrate`](crate::communicator::init)).
-pub const SETUP_OPERATIONS: u64 = 2;
+pub const SETUP_OPERATIONS: u64 = 3;
 
 /// A collective's number as its user counts: those of set-up are not the user's.
 pub fn number(sequence: u64) -> u64 {

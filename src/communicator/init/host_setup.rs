@@ -1,6 +1,5 @@
 //! What a rank needs of the others, collected while they meet: segments, mailboxes, processes.
 
-use super::calibrate::Profiled;
 use super::excuse;
 use super::peer_info::{Cores, PeerInfo, own_cores};
 use super::vanished_ranks::VanishedRanks;
@@ -99,8 +98,6 @@ pub(super) struct LocalSetup {
     pub processes: Vec<Option<OwnedFd>>,
     /// The same as the kernel names them, where this process can see them.
     pub seen: Vec<Option<ReadableProcess>>,
-    /// What rank 0 has of a tuning file.
-    pub profiled: Profiled,
     /// On which device this rank is, and the others.
     pub seated: DevicePlacement,
     pub core_counts: CoreCounts,
@@ -192,7 +189,6 @@ impl LocalSetup {
             senders: (0..nranks).map(|_| None).collect(),
             processes: (0..nranks).map(|_| None).collect(),
             seen: vec![None; nranks],
-            profiled: Profiled::Nothing,
             seated: DevicePlacement::default(),
             core_counts: CoreCounts { ranks_here: nranks, cores_here: cores, cores },
         }

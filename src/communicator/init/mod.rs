@@ -47,7 +47,6 @@ use crate::transport::pidfd::Liveness;
 use crate::transport::segment::Segment;
 use crate::transport::wait;
 use crate::types::{DataType, ReduceOp};
-use calibrate::Profiled;
 pub use from_launcher::new_id;
 use host_setup::{CoreCounts, LocalSetup, SharedSegment, StopConditions};
 use multi_host::RemotePeers;
@@ -96,7 +95,6 @@ impl Communicator {
         let share = descriptors::ensure(rank, descriptors::needed(0, 0, 0))
             .and_then(|()| SharedSegment::new(map.bytes()));
         let peer_infos = setup.meet_locals(share, &all, id, &mine, until, None)?;
-        setup.profiled = Profiled::from_word(peer_infos[0].profiled);
         setup.seated.among(peer_infos.iter().map(|one| one.device == 1));
         setup.core_counts = CoreCounts::of(&peer_infos, &mine);
         let number = setup.number;
@@ -140,7 +138,7 @@ impl Communicator {
             .iter()
             .map(|seat| gpu::device(&Config { device: *seat, ..config.clone() }))
             .collect::<Result<_>>()?;
-        let (maker, profiled) = (Some(std::thread::current().id()), Profiled::by(config));
+        let maker = Some(std::thread::current().id());
         let join = &|rank: usize| {
             let mut setup = LocalSetup::new(rank, nranks, map);
             setup.seated = DevicePlacement {
@@ -150,7 +148,6 @@ impl Communicator {
             };
             setup.seated.among(devices.iter().map(Option::is_some));
             setup.segments = segments.iter().cloned().map(Some).collect();
-            setup.profiled = profiled;
             assemble(setup, None, &id, config, None).map_err(Error::from)
         };
         // Ranks measure together as they start, so each needs a thread of its own.
@@ -210,7 +207,6 @@ fn assemble(
         senders,
         processes,
         seen,
-        profiled,
         seated,
         core_counts,
         ..
@@ -261,7 +257,7 @@ fn assemble(
         exhibit: exhibit(flight, rank, config),
         born: fork::generation(),
     };
-    start(communicator, profiled, core_counts.cores, cancel)
+    start(communicator, core_counts.cores, cancel)
 }
 
 /// What the process has once for all its communicators.
@@ -288,11 +284,10 @@ fn of_children(config: &Config, gpu: Option<&Gpu>) -> Config {
 /// Measure the machine and try the devices with the others.
 fn start(
     communicator: Communicator,
-    profiled: Profiled,
     cores: usize,
     cancel: CancelCheck,
 ) -> Result<Communicator, BootstrapError> {
-    calibrate::calibrate(&communicator, profiled, cores, cancel)
+    calibrate::calibrate(&communicator, cores, cancel)
         .and_then(|()| communicator.survey(cancel))
         .map_err(|error| BootstrapError { cause: cause(&error), error })?;
     // Say why calls on devices take a longer way, where they do.

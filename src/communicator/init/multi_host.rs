@@ -4,7 +4,6 @@
 //! the ranks of one machine do. A rank of another host is a mirror of its page, which the control
 //! thread keeps, and a connection, which is made at its first use.
 
-use super::calibrate::Profiled;
 use super::descriptors;
 use super::excuse;
 use super::host_setup::{CoreCounts, LocalSetup, SharedSegment, StopConditions, keep_failure};
@@ -193,7 +192,6 @@ impl Communicator {
             mine.check(rank, other, &info.introduction)?;
         }
         let peer_infos: Vec<PeerInfo> = infos.iter().map(|info| info.introduction).collect();
-        setup.profiled = Profiled::from_word(peer_infos[0].profiled);
         setup.seated.among(peer_infos.iter().map(|one| one.device == 1));
         setup.core_counts = CoreCounts::of(&peer_infos, &mine);
         let hosts = numbered(&infos);

@@ -1,6 +1,5 @@
 //! What a rank tells the others when it joins: its settings, its cores, where its memory is.
 
-use super::calibrate::Profiled;
 use crate::algorithm::Algorithm;
 use crate::communicator::tuning::select::forced_algorithm;
 use crate::communicator::tuning::slot_sizing::buff_size;
@@ -22,8 +21,6 @@ pub(in crate::communicator) struct PeerInfo {
     pub algorithm: u64,
     pub protection: u64,
     pub sockets: u64,
-    /// What the rank's profile has, as [`Profiled`]; only rank 0's counts.
-    pub profiled: u64,
     /// 1 where the rank is on a device.
     pub device: u64,
     /// The cores that it may run on: ranks bound to a core each do not share cores.
@@ -45,7 +42,7 @@ pub(super) fn own_cores() -> Cores {
 }
 
 /// Bytes of an introduction.
-pub(super) const INTRODUCTION: usize = 8 * (9 + size_of::<Cores>() / 8);
+pub(super) const INTRODUCTION: usize = 8 * (8 + size_of::<Cores>() / 8);
 
 impl PeerInfo {
     /// This rank's.
@@ -58,7 +55,6 @@ impl PeerInfo {
             algorithm: forced_algorithm(config)?.map_or(0, |algorithm| algorithm as u64 + 1),
             protection: config.protection as u64,
             sockets: config.nsocks as u64,
-            profiled: Profiled::by(config) as u64,
             device: u64::from(is_on_device),
             cores: own_cores(),
         })
@@ -73,7 +69,6 @@ impl PeerInfo {
             self.algorithm,
             self.protection,
             self.sockets,
-            self.profiled,
             self.device,
         ];
         words.iter().chain(&self.cores).flat_map(|word| word.to_le_bytes()).collect()
@@ -93,7 +88,6 @@ impl PeerInfo {
             algorithm: next()?,
             protection: next()?,
             sockets: next()?,
-            profiled: next()?,
             device: next()?,
             cores: {
                 let mut cores = Cores::default();

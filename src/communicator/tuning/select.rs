@@ -1,7 +1,7 @@
 //! Choosing an algorithm for a call.
 //!
 //! All ranks ask the same question of the same constants, on which they agreed when the
-//! communicator was made (`init/calibrate.rs`).
+//! communicator was made (`init/calibrate/mod.rs`).
 
 use super::context::PlanContext;
 use crate::algorithm::select::{
