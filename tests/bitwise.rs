@@ -171,7 +171,7 @@ fn far_peers_get_the_same_bytes() {
             let run = |far| {
                 core_distance::assume_far(far);
                 on_threads(nranks, &forced(algorithm), |comm| {
-                    assert_eq!(transport(comm), way, "{algorithm}");
+                    assert!(transport(comm).starts_with(way), "{algorithm}");
                     digests(comm, Memory::Ordinary)
                 })
             };
