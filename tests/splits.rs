@@ -322,8 +322,6 @@ fn ended_in_the_end(
         let (divide, both, waits) = (&divide, &both, &waits);
         let zero = scope.spawn(move || divide(&both[0], waits));
         let one = scope.spawn(move || divide(&both[1], &config()));
-        // It is read before the ranks meet and, as that said nothing, in the middle again.
-        std::fs::write(&path, "nothing").unwrap();
         // Long enough for rank 1 to be where it waits; where it is not, `end` comes again.
         std::thread::sleep(Duration::from_millis(100));
         assert!(!one.is_finished());
@@ -373,8 +371,6 @@ fn who_is_waited_for_while_a_split_is_made_has_one_number() {
             let (comm, config) = (&all[rank], configs[rank].clone());
             scope.spawn(move || comm.split(0, -(rank as i32), Some(&config)).map(drop).unwrap_err())
         });
-        // It is read before the ranks meet and, as that said nothing, in the middle again.
-        std::fs::write(&path, "nothing").unwrap();
         let (zero, one) = (zero.join().unwrap(), one.join().unwrap());
         while !two.is_finished() && !written_where_read(&path) {
             std::thread::sleep(Duration::from_millis(1));

@@ -17,6 +17,7 @@ use super::direct::run::{BufferLocation, Unread, reached};
 use super::host::move_bytes;
 use super::links::{Links, Reach};
 use super::progress_watch::ProgressWatch;
+use super::zero_copy::ZeroCopyPolicy;
 use crate::device::host::streaming_threshold;
 use crate::error::Result;
 use crate::transport::cma;
@@ -101,33 +102,6 @@ impl SharedBuffers for () {
 
     fn find(&mut self, _: &Loan, _: usize) -> Result<Option<*const u8>> {
         Ok(None)
-    }
-}
-
-/// What is lent: messages from so many bytes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ZeroCopyPolicy {
-    /// From memory that the receiver reaches.
-    pub reached: usize,
-    /// From other memory of another process, which the kernel reads.
-    pub by_cma: usize,
-    /// The same where nothing is received in the batch.
-    pub by_cma_alone: usize,
-}
-
-impl ZeroCopyPolicy {
-    /// Only what no slot holds, and only what is reached.
-    pub const LEAST: ZeroCopyPolicy =
-        ZeroCopyPolicy { reached: usize::MAX, by_cma: usize::MAX, by_cma_alone: usize::MAX };
-
-    /// As [`ZeroCopyPolicy`] says, for a batch whose sends `wait` for others or not.
-    fn of(self, slot: usize, wait: bool) -> ZeroCopyPolicy {
-        let least = if wait { LOAN_BYTES + 1 } else { slot + 1 };
-        ZeroCopyPolicy {
-            reached: self.reached.min(slot + 1).max(least),
-            by_cma: if wait { self.by_cma } else { self.by_cma_alone }.max(least),
-            ..self
-        }
     }
 }
 
@@ -496,22 +470,4 @@ unsafe fn advance_remote(
         sent += if transfer.sends { bytes } else { 0 };
     }
     Ok(moved)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_message_alone_leaves_at_once_where_a_slot_holds_it() {
-        let policy = ZeroCopyPolicy { reached: 100, by_cma: 200, by_cma_alone: 5000 };
-        let of = |slot, wait| {
-            let ZeroCopyPolicy { reached, by_cma, by_cma_alone: _ } = policy.of(slot, wait);
-            (reached, by_cma)
-        };
-        assert_eq!(of(1000, true), (100, 200));
-        assert_eq!(of(1000, false), (1001, 5000));
-        assert_eq!(of(8000, false), (8001, 8001));
-        assert_eq!(ZeroCopyPolicy::LEAST.of(1000, true).reached, 1001);
-    }
 }

@@ -12,11 +12,11 @@
 use crate::cycle_counter;
 use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Nanoseconds of such a load between near and far cores. On a machine that has both by turns, 19 of
-/// 20 loads from a near core take 20 to 90, and those from a far one 120 to 190
-/// (`benches/results/far-2026-11-27.txt`). A line that a near core no longer has comes from memory and
-/// takes as long as a far one: then writing past the cache is right, too. The wrong side costs time,
-/// never a result.
+/// Nanoseconds of such a load between near and far cores. On a machine that has both by turns, 19
+/// of 20 loads from a near core take 20 to 90, and those from a far one 120 to 190
+/// (`benches/results/far-2026-11-27.txt`). A line that a near core no longer has comes from memory
+/// and takes as long as a far one: then writing past the cache is right, too. The wrong side costs
+/// time, never a result.
 const FAR_NS: f64 = 100.0;
 
 /// Whether every peer of a new communicator counts as far, for tests.

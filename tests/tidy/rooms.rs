@@ -74,7 +74,7 @@ const HOUSES: [(&str, &[&str]); 8] = [
             "compile_plan links",
             "host",
             "direct",
-            "shm_two_shot send_recv bounced_send_recv",
+            "shm_two_shot send_recv bounced_send_recv zero_copy",
             "device_work",
             "device_p2p",
             "mod",

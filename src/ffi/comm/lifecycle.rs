@@ -42,8 +42,8 @@ pub unsafe extern "C" fn ringGetUniqueId(uniqueId: *mut ringUniqueId) -> ringRes
 }
 
 /// As `ringGetUniqueId`, for a new communicator of some ranks of `comm`: the `nranks` numbers at
-/// `ranks`, each once. Where they share a host they meet without the network, which takes a fraction
-/// of the time, and the id holds no sockets.
+/// `ranks`, each once. Where they share a host they meet without the network, which takes a
+/// fraction of the time, and the id holds no sockets.
 ///
 /// One of them calls it, and hands the id to the others. `*uniqueId` is written on success. Errors:
 /// `ringInvalidArgument` for NULL, a rank out of range, no rank; else as `ringGetUniqueId`.
