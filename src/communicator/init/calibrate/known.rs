@@ -7,6 +7,7 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::executor::links::Reach;
 use crate::fork::ForkSafeMutex;
+use crate::host;
 use std::collections::BTreeMap;
 
 /// Constants, and which of them need no measuring.
@@ -74,15 +75,17 @@ impl Place {
         let topology = &communicator.plan_context().topology;
         let first = topology.ranks(0);
         let companion = first.get(1).copied();
-        let is_apart = match communicator.rank {
-            0 => companion,
-            _ => Some(0),
-        }
-        .is_some_and(|other| communicator.engine.take().links.reach(other) != Reach::Process);
+        let reach = |rank: usize| communicator.engine.take().links.reach(rank);
+        let other = if communicator.rank == 0 { companion } else { Some(0) };
+        let is_apart = other.is_some_and(|other| reach(other) != Reach::Process);
         let is_crowded = communicator.nranks > cores;
         let is_long = slot_of(communicator) >= LEAST_LONG;
         let is_here = companion.is_some() && first.contains(&communicator.rank);
-        let name = |rank: usize| communicator.health.who(rank).host.into_string();
+        // Another rank of this machine may not have introduced itself yet.
+        let name = |rank: usize| match reach(rank) {
+            Reach::Network => communicator.health.who(rank).host.into_string(),
+            _ => host::name().to_string(),
+        };
         Place {
             companion,
             circumstances: is_here.then_some([is_apart, is_crowded, is_long]),
