@@ -76,7 +76,7 @@ struct Side {
     failed: Option<i32>,
     dropped: bool,
     finished: bool,
-    health: bool,
+    is_watched: bool,
     /// The other end is asked after, while nothing is on its way there.
     asked: bool,
     /// Since when something is on its way that never arrives.
@@ -196,8 +196,8 @@ impl Net {
     fn probe(&mut self, pipe: usize) {
         let at = self.now + USER_TIMEOUT + KEEPALIVE;
         for side in 0..2 {
-            let Side { health, asked, .. } = self.pipes[pipe].sides[side];
-            if health || asked {
+            let Side { is_watched, asked, .. } = self.pipes[pipe].sides[side];
+            if is_watched || asked {
                 self.schedule(at, Happening::TimedOut { pipe, side });
             }
         }
@@ -232,7 +232,7 @@ impl Net {
             }
             Happening::TimedOut { pipe, side } => {
                 let end = &mut self.pipes[pipe].sides[side];
-                if !end.health && end.unacknowledged.is_some() {
+                if !end.is_watched && end.unacknowledged.is_some() {
                     // It was not asked: the kernel sent again what it had sent before.
                     return None;
                 }
@@ -311,7 +311,8 @@ impl Net {
         }
         if cut_off {
             let end = &mut line.sides[side];
-            if end.unacknowledged.replace(end.unacknowledged.unwrap_or(now)).is_none() && end.health
+            if end.unacknowledged.replace(end.unacknowledged.unwrap_or(now)).is_none()
+                && end.is_watched
             {
                 self.schedule(now + USER_TIMEOUT, Happening::TimedOut { pipe, side });
             }
@@ -432,7 +433,7 @@ impl Network for Port {
 
     fn watch(&self, line: &Line) {
         let mut net = self.net.borrow_mut();
-        net.pipes[line.pipe].sides[line.side].health = true;
+        net.pipes[line.pipe].sides[line.side].is_watched = true;
         if net.is_cut_off(line.pipe) {
             net.probe(line.pipe);
         }
@@ -441,7 +442,7 @@ impl Network for Port {
     fn enable_keepalive(&self, line: &Line) {
         let mut net = self.net.borrow_mut();
         let side = &mut net.pipes[line.pipe].sides[line.side];
-        (side.health, side.asked) = (false, true);
+        (side.is_watched, side.asked) = (false, true);
         if net.is_cut_off(line.pipe) {
             net.probe(line.pipe);
         }

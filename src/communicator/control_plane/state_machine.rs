@@ -128,7 +128,7 @@ pub struct Plane<N: Network> {
     wakes: bool,
 }
 
-/// Lanes of a control connection's greeting: what the call is for.
+/// In a control connection's greeting: what the call is for.
 const LINK: u32 = 0;
 const PROBE: u32 = 1;
 const ASK: u32 = 2;

@@ -1,4 +1,4 @@
-//! One peer's connection: what is posted to it, what comes from it, and the data_sockets in
+//! One peer's connection: what is posted to it, what comes from it, and the data sockets in
 //! between.
 #![allow(unsafe_code)]
 
@@ -22,16 +22,16 @@ const INBOUND_DEPTH: usize = 8;
 /// its neighbours may take to find that out.
 pub const EXPLANATION: Duration = Duration::from_secs(1);
 
-/// Every how many polls data_sockets other than the first are read: a short message usually is on
+/// Every how many polls data sockets other than the first are read: a short message usually is on
 /// the first one.
-const OTHER_LANES: u32 = 4;
+const OTHER_SOCKETS: u32 = 4;
 
-/// A bit for each data_socket.
+/// A bit for each data socket.
 type Ended = u32;
 
-/// Lanes at most: each of a peer's sockets may come again.
-pub(super) const MOST_LANES: usize = 2 * MOST_NSOCKS;
-const _: () = assert!(MOST_LANES <= Ended::BITS as usize);
+/// Sockets at most: each of a peer's sockets may come again.
+pub(super) const MOST_SOCKETS: usize = 2 * MOST_NSOCKS;
+const _: () = assert!(MOST_SOCKETS <= Ended::BITS as usize);
 
 /// A connection that is of no more use, why, and since when. The peer's death or failure, which
 /// comes over another socket, says more than a closed one does: so the control plane is asked.
@@ -54,7 +54,7 @@ pub struct TcpConnection {
     data_sockets: Vec<DataSocket>,
     settings: Settings,
     broken: Option<Breach>,
-    /// A bit for each data_socket that gives nothing any more. Others may still hold what was sent
+    /// A bit for each data socket that gives nothing any more. Others may still hold what was sent
     /// before.
     ended: Ended,
     polls: u32,
@@ -67,7 +67,7 @@ impl TcpConnection {
         Ok(TcpConnection::of(settings, blocks, Inbound::blocks(inbound_geometry(settings))?))
     }
 
-    /// One without slots, over which nothing goes; it takes no data_sockets.
+    /// One without slots, over which nothing goes; it takes no data sockets.
     pub fn bare(settings: Settings) -> TcpConnection {
         TcpConnection::of(settings, SlotPool::none(), SlotPool::none())
     }
@@ -88,14 +88,14 @@ impl TcpConnection {
         self.outbound.is_bare()
     }
 
-    pub fn has_lanes(&self) -> bool {
+    pub fn has_sockets(&self) -> bool {
         !self.data_sockets.is_empty()
     }
 
     /// Add one of the peer's sockets. One that is made anew does not replace the one that broke: of
     /// what had gone over that nobody knows how much has come. One that is too many is hung up on.
     pub fn add_socket(&mut self, data_socket: NewDataSocket) {
-        if self.data_sockets.len() == MOST_LANES {
+        if self.data_sockets.len() == MOST_SOCKETS {
             return;
         }
         self.data_sockets.push(DataSocket::new(
@@ -110,7 +110,7 @@ impl TcpConnection {
         self.data_sockets.iter()
     }
 
-    /// End the data_sockets once nothing is on its way over any: who finds the end of one has what
+    /// End the data sockets once nothing is on its way over any: who finds the end of one has what
     /// came over the others.
     pub fn end(&self) {
         if self.data_sockets.len() == 1 || self.is_delivered() {
@@ -153,7 +153,7 @@ impl TcpConnection {
     }
 
     /// Why the connection is of no more use, once nobody can say it better and nothing that was
-    /// sent before is here or may come over a data_socket that is open; a second after it broke at
+    /// sent before is here or may come over a data socket that is open; a second after it broke at
     /// the latest.
     pub fn breach(&self, now: Instant) -> Option<&str> {
         let breach = self.broken.as_ref()?;
@@ -222,7 +222,7 @@ impl Connection for TcpConnection {
             return ready;
         }
         self.polls = self.polls.wrapping_add(1);
-        let all = self.broken.is_some() || self.polls.is_multiple_of(OTHER_LANES);
+        let all = self.broken.is_some() || self.polls.is_multiple_of(OTHER_SOCKETS);
         let ended = self.ended;
         let worth = |(index, data_socket): &(usize, &mut DataSocket)| {
             ended & 1 << index == 0 && (all || *index == 0 || data_socket.is_reading())
@@ -259,12 +259,12 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::OwnedFd;
 
-    /// A connection of two data_sockets, and the other ends of both.
+    /// A connection of two data sockets, and the other ends of both.
     fn connection() -> (TcpConnection, [TcpStream; 2]) {
         connection_of()
     }
 
-    fn connection_of<const LANES: usize>() -> (TcpConnection, [TcpStream; LANES]) {
+    fn connection_of<const SOCKETS: usize>() -> (TcpConnection, [TcpStream; SOCKETS]) {
         let geometry = FifoShape { depth: 4, slot_bytes: 64 };
         let mut connection = TcpConnection::new(Settings {
             geometry,
@@ -275,7 +275,7 @@ mod tests {
         })
         .unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let ends = [(); LANES].map(|()| {
+        let ends = [(); SOCKETS].map(|()| {
             let end = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let socket = OwnedFd::from(listener.accept().unwrap().0);
             let keys = SocketKeys { send: [1; 32], receive: [2; 32] };
@@ -332,7 +332,7 @@ mod tests {
         let (mut connection, ends) = connection_of::<40>();
         let mut ends = ends.into_iter();
         let mut first = ends.next().unwrap();
-        for mut surplus in &ends.as_slice()[MOST_LANES - 1..] {
+        for mut surplus in &ends.as_slice()[MOST_SOCKETS - 1..] {
             surplus.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             assert_eq!(surplus.read(&mut [0]).expect("an end"), 0, "it was hung up on");
         }

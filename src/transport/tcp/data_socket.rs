@@ -1,4 +1,4 @@
-//! A data_socket: one socket between two ranks, with the message it is writing and the one it is
+//! A data socket: one socket between two ranks, with the message it is writing and the one it is
 //! reading.
 #![allow(unsafe_code)]
 
@@ -25,7 +25,7 @@ const AHEAD: usize = 16 << 10;
 /// likely as long, and goes to its place without a copy.
 const LONG: usize = 32 << 10;
 
-/// Why a data_socket is of no more use.
+/// Why a data socket is of no more use.
 #[derive(Debug)]
 pub enum SocketBroken {
     /// The peer closed it.
@@ -89,7 +89,7 @@ pub struct DataSocket {
 }
 
 // SAFETY: a body's place is a slot of the connection or the running call's memory; the thread that
-// runs the call owns the data_socket.
+// runs the call owns the data socket.
 unsafe impl Send for DataSocket {}
 
 impl DataSocket {

@@ -1,6 +1,6 @@
 //! All remote connections of one rank, and its sleep while it waits for one of them.
 
-use super::connection::{MOST_LANES, TcpConnection};
+use super::connection::{MOST_SOCKETS, TcpConnection};
 use super::protect::SocketKeys;
 use crate::config::Protection;
 use crate::error::{Error, Result};
@@ -156,7 +156,7 @@ impl TcpEndpoint {
     /// The connection to `peer`.
     #[inline]
     pub fn tcp_connection(&mut self, peer: usize) -> &mut TcpConnection {
-        let ready = self.connections[peer].as_ref().is_some_and(|c| c.has_lanes());
+        let ready = self.connections[peer].as_ref().is_some_and(|c| c.has_sockets());
         if !ready {
             self.prepare(peer);
         }
@@ -198,7 +198,7 @@ impl TcpEndpoint {
     /// Keep a socket open for which there are no slots. One that is too many is hung up on.
     fn park(&mut self, data_socket: NewDataSocket) {
         let theirs = self.parked.iter().filter(|parked| parked.peer == data_socket.peer);
-        if theirs.count() < MOST_LANES {
+        if theirs.count() < MOST_SOCKETS {
             self.parked.push(data_socket);
         }
     }
@@ -241,7 +241,7 @@ impl TcpEndpoint {
         if connection.is_to_be_explained() {
             self.connect.ask(peer);
         }
-        // Who only sends reads here how the data_sockets end.
+        // Who only sends reads here how the data sockets end.
         let _ = connection.peek();
         connection.breach(Instant::now())
     }
@@ -400,8 +400,8 @@ mod tests {
     #[test]
     fn a_rank_fails_for_lack_of_memory_when_it_needs_the_connection() {
         let mut network = without_memory();
-        let ends: Vec<UnixStream> = (0..MOST_LANES + 3).map(|_| come(&mut network)).collect();
-        assert_eq!(network.parked.len(), MOST_LANES, "more are hung up on");
+        let ends: Vec<UnixStream> = (0..MOST_SOCKETS + 3).map(|_| come(&mut network)).collect();
+        assert_eq!(network.parked.len(), MOST_SOCKETS, "more are hung up on");
         assert!(network.connection(0).try_reserve(8).is_none());
         let text = network.shortage().expect("it needs the connection").to_string();
         assert!(text.contains("for the connection to rank 0 "), "{text}");
@@ -409,7 +409,7 @@ mod tests {
             end.set_nonblocking(true).unwrap();
             std::io::Read::read(&mut end, &mut [0]).is_err()
         };
-        assert!(ends.iter().take(MOST_LANES).all(is_open), "its peer takes it for gone");
-        assert!(!is_open(&ends[MOST_LANES]));
+        assert!(ends.iter().take(MOST_SOCKETS).all(is_open), "its peer takes it for gone");
+        assert!(!is_open(&ends[MOST_SOCKETS]));
     }
 }

@@ -1,7 +1,7 @@
 //! What one end of a connection has posted: slots, and messages on their way into the sockets.
 //!
-//! A message keeps its slot until all of its bytes are the kernel's. Lanes take messages in order
-//! of position, each the next one as soon as it is through with its last: a slow data_socket takes
+//! A message keeps its slot until all of its bytes are the kernel's. Sockets take messages in order
+//! of position, each the next one as soon as it is through with its last: a slow data socket takes
 //! fewer.
 #![allow(unsafe_code)]
 
@@ -12,7 +12,7 @@ use crate::config::Protection;
 use crate::crypto::{Aead, TAG_BYTES};
 use crate::transport::fifo::{FifoShape, Stamp};
 
-/// A message that is posted, with its bytes where the data_socket finds them.
+/// A message that is posted, with its bytes where the data socket finds them.
 pub struct PostedMessage {
     pub header: [u8; FRAME_BYTES],
     pub payload: *mut u8,
@@ -34,7 +34,7 @@ pub struct Outbound {
     geometry: FifoShape,
     protection: Protection,
     messages: Box<[PostedMessage]>,
-    /// Messages posted, taken by data_sockets, and written with everything before them.
+    /// Messages posted, taken by data sockets, and written with everything before them.
     posted: u64,
     taken: u64,
     written: u64,
@@ -153,7 +153,7 @@ impl Outbound {
         self.lent += usize::from(block.is_none());
     }
 
-    /// The next message that no data_socket has taken, sealed with the data_socket's key where it
+    /// The next message that no data socket has taken, sealed with the data socket's key where it
     /// has one.
     pub fn take(&mut self, cipher: Option<&Aead>) -> Option<u64> {
         if self.taken == self.posted {
@@ -176,7 +176,7 @@ impl Outbound {
         &self.messages[self.index(position)]
     }
 
-    /// A data_socket is through with a message.
+    /// A data socket is through with a message.
     pub fn done(&mut self, position: u64) {
         let index = self.index(position);
         let message = &mut self.messages[index];

@@ -66,7 +66,7 @@ struct StreamState<J> {
     stopping: AtomicBool,
     /// Somebody waits on `progress`. SeqCst on both sides: either the waiter sees the counter or
     /// the worker sees the flag.
-    health: AtomicBool,
+    has_waiters: AtomicBool,
     /// What went wrong; `progress` is waited for with its lock.
     failures: Mutex<Failures>,
     progress: Condvar,
@@ -90,7 +90,7 @@ impl<J: StreamTask> JobStream<J> {
             completed: AtomicU64::new(0),
             sleeping: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
-            health: AtomicBool::new(false),
+            has_waiters: AtomicBool::new(false),
             failures: Mutex::new(Failures::default()),
             progress: Condvar::new(),
         });
@@ -293,9 +293,9 @@ impl<J: StreamTask> StreamState<J> {
 
     /// Wake whoever waits for a counter.
     fn announce(&self) {
-        if self.health.load(SeqCst) {
+        if self.has_waiters.load(SeqCst) {
             let _guard = self.failures.lock();
-            self.health.store(false, SeqCst);
+            self.has_waiters.store(false, SeqCst);
             self.progress.notify_all();
         }
     }
@@ -311,7 +311,7 @@ impl<J: StreamTask> StreamState<J> {
         }
         let mut guard = self.failures.lock();
         loop {
-            self.health.store(true, SeqCst);
+            self.has_waiters.store(true, SeqCst);
             if ready() {
                 return;
             }
