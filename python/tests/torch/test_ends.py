@@ -292,8 +292,8 @@ def joins_too_late(rank):
     group = dist.group.WORLD
     join, joined = core.join, []
 
-    def late(*where):
-        made = join(*where)
+    def late(*where, **further):
+        made = join(*where, **further)
         joined.append(made)
         group.abort()
         return made
