@@ -222,7 +222,7 @@ if HAS_INNER:
 def create(options: Any, backend_options: Any = None) -> Any:
     """What torch calls for every group of backend `ringcomm`."""
     # The group of all ranks is the one for which torch lists none.
-    ranks = getattr(options, "global_ranks_in_group", None)
+    ranks: Any = getattr(options, "global_ranks_in_group", None)
     of_all = ranks == []
     world = group_of_all(options.store) if ranks else None
     parent = None if world is None else Parent(world.communicator, ranks)
