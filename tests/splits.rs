@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 use support::processes::{Ranks, Seat, say};
+use support::threads::join_all;
 use support::{Random, config, joined_hosts, on_joined_threads, on_processes, on_threads};
 
 /// What every rank gives, gathered by all.
@@ -56,13 +57,14 @@ fn an_id_for_ranks_of_one_host_leads_through_no_network() {
         let id = all[ranks[0]].new_id_of(&ranks).unwrap();
         assert_eq!(id.addresses().is_empty(), is_near, "{ranks:?}");
         std::thread::scope(|scope| {
-            for (rank, parent) in ranks.iter().enumerate() {
-                let (id, config) = (&id, Config { host_id: None, ..config() });
+            let join = |rank: usize| {
+                let (id, parent) = (&id, ranks[rank] as i64);
                 scope.spawn(move || {
-                    let made = Communicator::init_rank(2, id, rank, &config).unwrap();
-                    assert_eq!(gather(&made, *parent as i64), ranks.map(|rank| rank as i64));
-                });
-            }
+                    let made = Communicator::init_rank(2, id, rank, &config()).unwrap();
+                    assert_eq!(gather(&made, parent), ranks.map(|rank| rank as i64));
+                })
+            };
+            join_all([0, 1].map(join));
         });
     }
 }
