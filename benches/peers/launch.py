@@ -39,8 +39,8 @@ MODES.update({name: lambda ranks: ["--procs", str(ranks), "--tcp"] for name in T
 def start(command, limit, environment=None, at_line=None):
     """Run it in a session of its own: (status, output, last words).
 
-    `at_line` is called with every line of the output, as it comes, and the process group. At the limit it is killed with
-    all its ranks; the status is then None."""
+    `at_line` is called with every line of the output, as it comes, and the process group. At the
+    limit it is killed with all its ranks; the status is then None."""
     environment = dict(os.environ, **(environment or {}))
     process = subprocess.Popen(
         command,

@@ -30,7 +30,7 @@ from .meet import Connection, Parent, Part, another, join, join_first
 from .messages import Messages
 from .profiling import span, track
 from .rooted import RootedCollectives
-from .sealing import GroupKey, keep_for_new_groups
+from .sealing import GroupKey
 from .types import Staging
 from .work import Done, Finisher, Joined, Work
 
@@ -50,13 +50,7 @@ class Core(RootedCollectives):
     """Collectives and messages of a group; what is of torch's classes is in `group`."""
 
     def _set_up(
-        self,
-        store: Any,
-        rank: int,
-        size: int,
-        timeout: timedelta,
-        of_all: bool = False,
-        parent: Optional[Parent] = None,
+        self, store: Any, rank: int, size: int, timeout: timedelta, parent: Optional[Parent] = None
     ) -> None:
         self._store, self._parent = store, parent
         self._rank, self._size = rank, size
@@ -82,8 +76,6 @@ class Core(RootedCollectives):
         self._cpu.run([(lib.ringBroadcast, (*place, len(word), DataType.UINT8.value, 0))])
         self._keys = f"ringcomm/{bytes(word[:WORD_BYTES]).hex()}"
         self._key = GroupKey(store, bytes(word[WORD_BYTES:]), self._cpu.communicator)
-        if of_all:
-            keep_for_new_groups(self._key)
         self._monitored = MonitoredBarriers(store, f"{self._keys}/monitored", rank, size)
 
     def _comm_stream(self, device: torch.device) -> CommStream:

@@ -23,7 +23,7 @@ from .core import Core
 from .dispatched import dispatches
 from .comm_stream import check_process
 from .meet import Parent
-from .sealing import group_of_all
+from .sealing import group_of_all, keep_for_new_groups
 
 DEVICES = ["cpu", "cuda"]
 
@@ -83,16 +83,10 @@ class Inner(_Common, TorchBackend):
     """ringcomm as the Backend of one device, or of all."""
 
     def __init__(
-        self,
-        store: Any,
-        rank: int,
-        size: int,
-        timeout: timedelta,
-        of_all: bool = False,
-        parent: Optional[Parent] = None,
+        self, store: Any, rank: int, size: int, timeout: timedelta, parent: Optional[Parent] = None
     ) -> None:
         TorchBackend.__init__(self, rank, size)
-        self._set_up(store, rank, size, timeout, of_all, parent)
+        self._set_up(store, rank, size, timeout, parent)
 
     @classmethod
     def of(cls, group: "Group") -> "Inner":
@@ -116,19 +110,13 @@ class Group(_Common, ProcessGroup):  # type: ignore[misc]
     """ringcomm as a whole ProcessGroup."""
 
     def __init__(
-        self,
-        store: Any,
-        rank: int,
-        size: int,
-        timeout: timedelta,
-        of_all: bool = False,
-        parent: Optional[Parent] = None,
+        self, store: Any, rank: int, size: int, timeout: timedelta, parent: Optional[Parent] = None
     ) -> None:
         try:
             ProcessGroup.__init__(self, store, rank, size)
         except TypeError:
             ProcessGroup.__init__(self, rank, size)
-        self._set_up(store, rank, size, timeout, of_all, parent)
+        self._set_up(store, rank, size, timeout, parent)
         if HAS_INNER:
             self._inner = Inner.of(self)
             for device in DEVICES:
@@ -221,21 +209,22 @@ if HAS_INNER:
 
 def create(options: Any, backend_options: Any = None) -> Any:
     """What torch calls for every group of backend `ringcomm`."""
-    # The group of all ranks is the one for which torch lists none.
-    ranks: Any = getattr(options, "global_ranks_in_group", None)
-    of_all = ranks == []
-    world = group_of_all(options.store) if ranks else None
-    parent = None if world is None else Parent(world.communicator, ranks)
-    place = options.store, options.group_rank, options.group_size, options.timeout
-    arguments = *place, of_all, parent
-    if not _beside_others():
-        return Group(*arguments) if HAS_INNER else OldGroup(*arguments)
-    if not HAS_INNER:
+    beside_others = _beside_others()
+    if beside_others and not HAS_INNER:
         raise RuntimeError(
             f"torch {torch.__version__} cannot have ringcomm beside another backend in one group: "
             "give it a group of its own, or use torch 2.14 or later"
         )
-    return Inner(*arguments)
+    # The group of all ranks is the one for which torch lists none.
+    ranks: Any = getattr(options, "global_ranks_in_group", None)
+    world = group_of_all(options.store) if ranks else None
+    parent = None if world is None else Parent(world.communicator, ranks)
+    kind = Inner if beside_others else Group if HAS_INNER else OldGroup
+    place = options.store, options.group_rank, options.group_size, options.timeout
+    made = kind(*place, parent)
+    if ranks == []:
+        keep_for_new_groups(made._key)
+    return made
 
 
 def _beside_others() -> bool:

@@ -312,10 +312,6 @@ mod tests {
         let last = (0..10).map(|_| started(&Config::default())).find(|ranks| ranks[0].1 == 0);
         let last = last.expect("it gives up");
         assert_eq!(started(&Config::default()), last);
-        // Ranks that share cores, or have short slots, are other circumstances.
-        let short = Config { buff_size: Some(64 << 10), ..Config::default() };
-        let costs = |config| started(config)[0].0.clone();
-        assert_eq!(costs(&short).copy_us_per_byte, last[0].0.copy_us_per_byte);
         let hosts = Config { hosts: Some(vec![0, 1]), ..Config::default() };
         let apart = started(&hosts);
         assert_eq!(apart[0].0.alpha_us, Costs::default().alpha_us, "nobody to measure with");
