@@ -1038,6 +1038,35 @@ ringResult_t ringRecv(void *recvbuff,
                       ringStream_t stream);
 
 /**
+ * Wait until a message of `peer` has come, at most `timeoutMs` milliseconds; less than 0 is
+ * without end, 0 does not wait.
+ *
+ * Returns `ringInProgress` where none has, else `ringSuccess`: the next `ringRecv` from `peer`
+ * finds its message there, the beginning at the least. An error is what a receive would return,
+ * and ends the communicator as that does. It is for ranks without a CUDA device.
+ *
+ * Requires:
+ * Safe for any arguments.
+ */
+ringResult_t ringProbe(int peer, int64_t timeoutMs, ringComm_t comm);
+
+/**
+ * As `ringSend`, if the message leaves at once: `ringInProgress`, and nothing is sent, where the
+ * send would wait for `peer` or for another call on the communicator.
+ *
+ * A message leaves at once to a rank on this machine, up to the length of a slot (see `ringSend`),
+ * while a slot is free. It is never part of a group, and for ranks without a CUDA device.
+ *
+ * Requires:
+ * The buffer is valid for the elements named.
+ */
+ringResult_t ringTrySend(const void *sendbuff,
+                         size_t count,
+                         ringDataType_t datatype,
+                         int peer,
+                         ringComm_t comm);
+
+/**
  * Every rank gets the blocks of all ranks, of different lengths.
  *
  * `sendbuff` holds `sendcount` elements, `recvcounts[rank]` of them on every rank; the block of

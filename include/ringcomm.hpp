@@ -348,6 +348,14 @@ class Communicator {
     void recv(T *buffer, std::size_t count, int peer, ringStream_t stream = nullptr) {
         check_(ringRecv(buffer, count, TypeOf<T>::value, peer, handle_, stream));
     }
+    /** Whether a message of peer comes within so long; less than 0 is without end. */
+    bool probe(int peer, std::int64_t timeout_ms = 0) {
+        return done_(ringProbe(peer, timeout_ms, handle_));
+    }
+    /** Send if that waits for nobody; whether it was sent. */
+    template <typename T> bool trySend(const T *buffer, std::size_t count, int peer) {
+        return done_(ringTrySend(buffer, count, TypeOf<T>::value, peer, handle_));
+    }
     void barrier(ringStream_t stream = nullptr) { check_(ringBarrier(handle_, stream)); }
 
     /* Blocks of different lengths. A list has a number for every rank; where only the root's are
@@ -403,6 +411,11 @@ class Communicator {
         return static_cast<int>(size);
     }
     void check_(ringResult_t result) const { check(result, handle_); }
+    bool done_(ringResult_t result) const {
+        if (result != ringInProgress)
+            check_(result);
+        return result == ringSuccess;
+    }
     /** What a call writes that makes a communicator now. */
     template <typename Call> static ringComm_t made(ringComm_t parent, Call call) {
         /* The address of nothing that lives, and no handle. */

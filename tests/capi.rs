@@ -1,5 +1,6 @@
 //! The C functions, called as a C program calls them: groups of splits, the ends of communicators,
-//! memory that peers reach directly, calls at awkward moments, and arguments that are none.
+//! memory that peers reach directly, messages that wait for nobody, calls at awkward moments, and
+//! arguments that are none.
 #![allow(non_snake_case)] // C names are spelled as a C program spells them.
 
 #[path = "capi/ends.rs"]
@@ -10,6 +11,8 @@ mod exported;
 mod forks;
 #[path = "capi/groups.rs"]
 mod groups;
+#[path = "capi/messages.rs"]
+mod messages;
 #[path = "capi/misuse.rs"]
 mod misuse;
 #[path = "capi/moments.rs"]

@@ -13,6 +13,7 @@ use ringcomm::config::{AddressFamily, Config, Protection};
 use ringcomm::plan::Collective;
 use ringcomm::plan::topology::Topology;
 use ringcomm::types::{DataType, ReduceOp};
+use std::time::Duration;
 use support::samples::{COPYING, REDUCING, SLOT, blocks_of, sample_on};
 use support::skips::skip;
 use support::{
@@ -231,6 +232,42 @@ fn settings_that_differ_between_hosts_are_named() {
     for text in &texts {
         assert!(text.contains("RINGCOMM_NSOCKS"), "{texts:?}");
     }
+}
+
+/// What crosses between the ranks of [`a_probe_finds_what_another_host_sent`].
+fn probes_another_host(comm: &Communicator) {
+    let (mut got, patience) = ([0u32], Duration::from_secs(20));
+    let send = |value: u32| comm.messages().send(&[value], 0).run().expect("it leaves");
+    if comm.rank() == 1 {
+        let [value] = [5u32];
+        let (buffer, data_type) = ((&raw const value).cast(), DataType::Uint32);
+        let message = Message::Send { buffer, count: 1, data_type, peer: 0 };
+        // SAFETY: the value outlives the call.
+        let sent = unsafe { comm.try_send(message) }.expect("a right message");
+        assert!(!sent, "no message to another host leaves at once for sure");
+        comm.barrier().expect("rank 0 comes");
+        send(6);
+        // The last that this rank does.
+        return send(7);
+    }
+    assert!(!comm.probe(1, Duration::ZERO).expect("rank 1 is there"));
+    comm.barrier().expect("rank 1 comes");
+    for value in [6, 7] {
+        assert!(comm.probe(1, patience).expect("rank 1 has sent"));
+        comm.messages().recv(&mut got, 1).run().expect("it has come");
+        assert_eq!(got, [value]);
+    }
+    let text = comm.probe(1, patience).expect_err("rank 1 has left").to_string();
+    assert!(text.contains("rank 1"), "{text}");
+}
+
+#[test]
+fn a_probe_finds_what_another_host_sent() {
+    let all = joined_hosts(&[0, 1], &patient(config()));
+    std::thread::scope(|scope| {
+        let runs = |comm: Communicator| scope.spawn(move || probes_another_host(&comm));
+        threads::join_all(all.into_iter().map(runs));
+    });
 }
 
 #[test]

@@ -277,6 +277,8 @@ SIGNATURES: Dict[str, Tuple[Any, ...]] = {
     "ringBarrier": (_P, _P),
     "ringSend": (_P, _N, _I, _I, _P, _P),
     "ringRecv": (_P, _N, _I, _I, _P, _P),
+    "ringProbe": (_I, ctypes.c_int64, _P),
+    "ringTrySend": (_P, _N, _I, _I, _P),
     "ringAllGatherv": (_P, _N, _P, _COUNTS, _COUNTS, _I, _P, _P),
     "ringReduceScatterv": (_P, _P, _COUNTS, _I, _I, _P, _P),
     "ringAllToAllv": (_P, _COUNTS, _COUNTS, _P, _COUNTS, _COUNTS, _I, _P, _P),

@@ -17,6 +17,7 @@ mod failure;
 mod health;
 pub mod init;
 mod memory;
+mod messages;
 mod shrink;
 #[cfg(test)]
 mod sim;
@@ -178,29 +179,6 @@ impl Communicator {
         outcome.map_err(|error| self.record_failure(error))
     }
 
-    /// Run sends and receives together; they complete in any order.
-    ///
-    /// # Safety
-    /// Every buffer is valid for its count.
-    #[allow(unsafe_code)]
-    #[inline]
-    #[doc(hidden)]
-    pub unsafe fn exchange(&self, messages: &[Message]) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.exchange_unless(messages, None) }
-    }
-
-    /// As [`Communicator::exchange`], ended soon with an error once it is called off.
-    ///
-    /// # Safety
-    /// As for [`Communicator::exchange`].
-    #[allow(unsafe_code)]
-    #[inline]
-    unsafe fn exchange_unless(&self, messages: &[Message], cancel: CancelCheck) -> Result<()> {
-        // SAFETY: the caller's promise.
-        self.exchanged(|engine| unsafe { engine.exchange(messages, &self.health, cancel, None) })
-    }
-
     /// Where the ranks of a call meet that wait for each other nowhere else, as far as can be said
     /// before they have come, and how many they are.
     #[doc(hidden)]
@@ -228,27 +206,6 @@ impl Communicator {
         unsafe { self.run_on(call, Some(gpu), Some(&cancel)) }
     }
 
-    /// As [`Communicator::exchange`], for messages of the user's, each ordered by its stream.
-    ///
-    /// # Safety
-    /// Every buffer is valid for its count, until its stream is past the messages.
-    #[allow(unsafe_code)]
-    #[doc(hidden)]
-    pub unsafe fn post(&self, posted: &[OrderedMessage]) -> Result<()> {
-        self.exchanged(|engine| {
-            let Some(gpu) = &self.gpu else {
-                // SAFETY: the caller's promise.
-                return unsafe { engine.exchange(posted, &self.health, None, None) };
-            };
-            engine.check_messages(posted)?;
-            gpu.exchange(posted, &self.health, &mut |messages, bounce_buffers| {
-                // SAFETY: the caller's promise, or pinned memory of the same lengths, or bounce
-                // buffers.
-                unsafe { engine.exchange(messages, &self.health, None, bounce_buffers) }
-            })
-        })
-    }
-
     /// Refuse memory that only the device reads; `what` is its name.
     #[doc(hidden)]
     pub fn check_on_host(&self, pointer: *const u8, what: &str) -> Result<()> {
@@ -266,20 +223,6 @@ impl Communicator {
     #[inline]
     pub fn device(&self) -> Option<i32> {
         self.gpu.as_ref().map(|gpu| gpu.device.ordinal)
-    }
-
-    /// Run an exchange in this rank's turn.
-    #[inline]
-    fn exchanged(&self, run: impl FnOnce(&mut Engine) -> Result<()>) -> Result<()> {
-        self.check_process()?;
-        self.follow();
-        let mut engine = self.engine.take();
-        let _whole = self.on_network();
-        self.check()?;
-        let guard = Unwinding(self);
-        let outcome = run(&mut engine);
-        std::mem::forget(guard);
-        outcome.map_err(|error| self.record_failure(error))
     }
 
     /// Wait until this communicator's thread has run what it was given before.

@@ -22,7 +22,7 @@ const HOUSES: [(&str, &[&str]); 8] = [
             "tuning",
             "gpu",
             "exec",
-            "mod failure",
+            "mod failure messages",
             "enqueue",
             "init",
             "shrink",

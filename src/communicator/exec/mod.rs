@@ -3,6 +3,7 @@
 
 mod host_memory;
 pub(super) mod op_lock;
+mod probe;
 
 use super::call::message::Message;
 use super::call::portions::CallExtent;

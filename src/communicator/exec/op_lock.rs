@@ -38,6 +38,11 @@ impl<T> OpLock<T> {
         OpGuard { turns: self }
     }
 
+    /// The turn, if no thread has it.
+    pub fn try_guard(&self) -> Option<OpGuard<'_, T>> {
+        self.try_take().then(|| OpGuard { turns: self })
+    }
+
     #[inline]
     fn try_take(&self) -> bool {
         // Acquire: pairs with the Release in `OpGuard::drop`.

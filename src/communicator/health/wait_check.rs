@@ -208,7 +208,7 @@ pub type CancelCheck<'a> = Option<&'a dyn Fn() -> Option<Error>>;
 
 /// How long a rank goes on looking for the messages of one that has left: several looks, also on a
 /// machine that does not run it at once.
-const LAST_LOOK: Duration = Duration::from_millis(50);
+pub(in crate::communicator) const LAST_LOOK: Duration = Duration::from_millis(50);
 
 /// The watch of one operation.
 pub struct OpWaitCheck<'a> {

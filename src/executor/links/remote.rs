@@ -145,6 +145,28 @@ impl Links {
         outcome.map_err(|end| end.error(peer, watch))
     }
 
+    /// Wait until a message of `peer` has come, at most so long; whether one has.
+    pub fn await_message(
+        &mut self,
+        peer: usize,
+        patience: Duration,
+        watch: &dyn WaitCheck,
+    ) -> Result<bool> {
+        // A patience past the end of time is none.
+        let end = Instant::now().checked_add(patience);
+        let over = || end.is_some_and(|end| Instant::now() >= end).then_some(false);
+        match self.slots(peer) {
+            Some(_) => self.wait_local(peer, watch, |_, receiver| match receiver.has_come() {
+                true => Some(true),
+                false => over(),
+            }),
+            None => self.wait_network(peer, watch, |connection| match connection.peek() {
+                Some(_) => Some(true),
+                None => over(),
+            }),
+        }
+    }
+
     #[cold]
     pub(super) fn reserve_remote(
         &mut self,

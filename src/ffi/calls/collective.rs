@@ -7,13 +7,14 @@ use super::arg_check::CollectiveRequest;
 use super::dispatch::{RequestedWork, submit};
 use crate::communicator::{Call, Message};
 use crate::error::Result;
-use crate::ffi::boundary::run_call;
+use crate::ffi::boundary::{run_call, run_on};
 use crate::ffi::convert;
 use crate::ffi::object::Comm;
 use crate::ffi::types::*;
 use crate::plan::Collective;
 use crate::types::DataType;
 use std::ffi::{c_int, c_void};
+use std::time::Duration;
 
 /// Reduce `count` elements of every rank; every rank gets the result.
 ///
@@ -246,6 +247,61 @@ pub unsafe extern "C" fn ringRecv(
         let message = Message::Recv { buffer: recvbuff.cast(), count, data_type, peer };
         submit(comm, stream, RequestedWork::Message(message))
     })
+}
+
+/// Wait until a message of `peer` has come, at most `timeoutMs` milliseconds; less than 0 is
+/// without end, 0 does not wait.
+///
+/// Returns `ringInProgress` where none has, else `ringSuccess`: the next `ringRecv` from `peer`
+/// finds its message there, the beginning at the least. An error is what a receive would return,
+/// and ends the communicator as that does. It is for ranks without a CUDA device.
+///
+/// # Safety
+/// Safe for any arguments.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringProbe(peer: c_int, timeoutMs: i64, comm: ringComm_t) -> ringResult_t {
+    answered(comm, |comm| {
+        let patience = u64::try_from(timeoutMs).map_or(Duration::MAX, Duration::from_millis);
+        let peer = convert::rank(peer, comm.communicator.nranks(), "peer")?;
+        comm.communicator.probe(peer, patience)
+    })
+}
+
+/// As `ringSend`, if the message leaves at once: `ringInProgress`, and nothing is sent, where the
+/// send would wait for `peer` or for another call on the communicator.
+///
+/// A message leaves at once to a rank on this machine, up to the length of a slot (see `ringSend`),
+/// while a slot is free. It is never part of a group, and for ranks without a CUDA device.
+///
+/// # Safety
+/// The buffer is valid for the elements named.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringTrySend(
+    sendbuff: *const c_void,
+    count: usize,
+    datatype: RawDataType,
+    peer: c_int,
+    comm: ringComm_t,
+) -> ringResult_t {
+    answered(comm, |comm| {
+        let (data_type, peer) = message(comm, count, datatype, peer)?;
+        let message = Message::Send { buffer: sendbuff.cast(), count, data_type, peer };
+        // SAFETY: the C caller promises the buffer until this returns.
+        unsafe { comm.communicator.try_send(message) }
+    })
+}
+
+/// A yes or no of a communicator as a code.
+fn answered(comm: ringComm_t, body: impl FnOnce(&Comm) -> Result<bool>) -> ringResult_t {
+    let mut yes = false;
+    let result = run_on(comm, |comm| {
+        yes = body(comm)?;
+        Ok(())
+    });
+    match result {
+        ringResult_t::ringSuccess if !yes => ringResult_t::ringInProgress,
+        result => result,
+    }
 }
 
 /// What a message has besides its buffer, checked.
