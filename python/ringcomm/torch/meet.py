@@ -126,7 +126,7 @@ def _init(
 
 def _serve(store: Any, key: str, answers: List[str], timeout: Optional[timedelta]) -> bytes:
     """Rank 0's part: for every other rank the id, sealed with the key of its exchange."""
-    unique_id, own = get_unique_id(), Exchange()
+    unique_id, own = get_unique_id(), Exchange.of_process()
     asks = [f"{key}/ask/{other}" for other in range(1, len(answers) + 1)]
     _wait_for_all(store, asks, timeout)
     for ask, answer in zip(asks, answers):
@@ -139,7 +139,7 @@ def _serve(store: Any, key: str, answers: List[str], timeout: Optional[timedelta
 
 def _ask(store: Any, key: str, rank: int, timeout: Optional[timedelta]) -> bytes:
     """The part of any other rank. What it has asked is gone before the ranks have met."""
-    own = Exchange()
+    own = Exchange.of_process()
     ask, answer = f"{key}/ask/{rank}", f"{key}/answer/{rank}"
     store.set(ask, own.public)
     try:

@@ -55,6 +55,19 @@ def test_an_exchange_gives_both_ends_one_key_and_refuses_what_gives_it_away():
     assert one.key(b"short") is None
 
 
+def test_a_process_has_one_exchange_and_a_forked_child_another():
+    own, other = sealing.Exchange.of_process(), sealing.Exchange()
+    assert sealing.Exchange.of_process() is own
+    key, own._private = own.key(other.public), None
+    assert own.key(other.public) == key, "computed once"
+    child = os.fork()
+    if child == 0:
+        os._exit(sealing.Exchange.of_process().public == own.public)
+    assert os.waitpid(child, 0)[1] == 0
+    # Not without its number.
+    sealing.Exchange._forget()
+
+
 def test_where_the_secret_comes_from(monkeypatch, tmp_path):
     monkeypatch.delenv("RINGCOMM_SECRET", raising=False)
     monkeypatch.delenv("RINGCOMM_SECRET_FILE", raising=False)
@@ -162,8 +175,8 @@ def test_a_rank_that_does_not_come_is_named(monkeypatch):
 
 def further_groups(rank):
     """They exchange nothing any more: what all ranks share serves them, until the group has ended."""
-    exchanged = []
-    meet.Exchange = lambda: exchanged.append(0) or sealing.Exchange()
+    exchanged, of_process = [], sealing.Exchange.of_process
+    sealing.Exchange.of_process = lambda: exchanged.append(0) or of_process()
     pair = dist.new_group([0, 1])
     if rank < 2:
         tensor = torch.ones(1)
