@@ -7,13 +7,12 @@ import re
 import threading
 import time
 from collections import deque
-from datetime import timedelta
 from typing import Any, Deque, List, Optional
 
-from .._native import DataType, Result, lib
+from .._native import DataType, Result
 from ..communicator import Communicator
 from ..errors import RingError, RingRemoteError, RingTimeoutError
-from .comm_stream import CommStream
+from .comm_stream import SENT, CommStream
 from .meet import Parent, join, said
 from .types import movable
 
@@ -25,8 +24,8 @@ LOOK = 1e-3
 LOOK_FOR_LIFE = 0.1
 
 
-#: Bytes of a body that come with its header. A further message, which threads at both ends hand on,
-#: takes longer than so many bytes in every header.
+#: Bytes of a body that come with its header: a further message takes longer than so many bytes in
+#: every header.
 ROOM = 1000
 
 
@@ -68,7 +67,7 @@ class Channel:
         ranks = [self.post.rank, self.peer][:: 1 if end == 0 else -1]
         try:
             where = self.post.store, key, end, 2, self.post.key
-            limits = self.post.timeout, self._patience()
+            limits = self.post.timeout, self.post.timeout
             parent = Parent(self.post.communicator, ranks)
             made = join(*where, *limits, parent=parent)
         except RingTimeoutError as error:
@@ -86,10 +85,6 @@ class Channel:
             self.failure = self.failure or self._storeless(error)
             return
         self.comm_stream = ChannelStream(made, ranks)
-
-    def _patience(self) -> timedelta:
-        """The deadline of each call on the channel."""
-        raise NotImplementedError
 
     def _unopened(self) -> RingTimeoutError:
         return RingTimeoutError(
@@ -130,10 +125,6 @@ class Sender(Channel):
         self._opening = threading.Thread(target=self._open, name="ringcomm channel", daemon=True)
         self._opening.start()
 
-    def _patience(self) -> timedelta:
-        timeout: timedelta = self.post.timeout
-        return timeout
-
     def _open(self) -> None:
         self._join(f"{self.post.rank}>{self.peer}", 0)
         with self.lock:
@@ -159,22 +150,25 @@ class Sender(Channel):
         if self.comm_stream is None or self._given_up:
             message.settle(self.failure)
             return
-        steps = []
-        for place in message.places:
-            kind, count = movable(place)
-            header = Header(message.tag, count, kind)
-            message._staging.keep.append(header)
-            steps.append((lib.ringSend, (ctypes.addressof(header), HEADER_BYTES, BYTE, 1)))
-            size = place.numel() * place.element_size()
-            if size <= ROOM:
-                ctypes.memmove(header.body, place.data_ptr(), size)
-            else:
-                steps.append((lib.ringSend, (place.data_ptr(), count, kind, 1)))
+        send = self.comm_stream.send
         try:
-            message.mark = self.comm_stream.give(steps, message)
-            self._sent.append(message)
+            for place in message.places:
+                kind, count = movable(place)
+                header = Header(message.tag, count, kind)
+                message._staging.keep.append(header)
+                size = place.numel() * place.element_size()
+                if size <= ROOM:
+                    ctypes.memmove(header.body, place.data_ptr(), size)
+                message.mark = send(ctypes.addressof(header), HEADER_BYTES, BYTE, message)
+                if size > ROOM:
+                    message.mark = send(place.data_ptr(), count, kind, message)
         except RingError as error:
             message.settle(error)
+            return
+        if message.mark == SENT:
+            message.settle()
+        else:
+            self._sent.append(message)
 
     def progress(self, seconds: float, message: Any = None) -> bool:
         """Settle what has been sent, or wait so long for this message; whether anything is under

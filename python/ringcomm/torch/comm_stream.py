@@ -26,6 +26,9 @@ Step = Tuple[Callable[..., int], Tuple[Any, ...]]
 #: Works that may be remembered before those that are done are looked for: a few buckets of a step.
 MOST_REMEMBERED = 16
 
+#: The mark of what was sent at once: it lies before every other.
+SENT = 0
+
 
 def destroyed(rank: int) -> RingUsageError:
     """The error of what comes after the group's end."""
@@ -98,6 +101,26 @@ class CommStream:
         """Put these calls on the stream as one; the mark behind them."""
         with self.lock:
             return self._give(steps, keep)
+
+    def send(self, place: int, count: int, kind: int, keep: Any) -> Any:
+        """Send this to rank 1: at once, where that waits for nobody and nothing is on the stream,
+        else by the stream; the mark behind it."""
+        arguments = (place, count, kind, 1)
+        with self.lock:
+            if self.idle():
+                result = lib.ringTrySend(*arguments, self.comm)
+                if result != Result.IN_PROGRESS:
+                    if result:
+                        raise self.refusal(result)
+                    return SENT
+            return self._give([(lib.ringSend, arguments)], keep)
+
+    def come(self, timeout_ms: int) -> bool:
+        """Whether a message of rank 0 has come, after at most so long."""
+        result = lib.ringProbe(0, timeout_ms, self.comm)
+        if result and result != Result.IN_PROGRESS:
+            raise self.refusal(result)
+        return bool(result == Result.SUCCESS)
 
     def _give(self, steps: Sequence[Step], keep: Any) -> Any:
         if self.stream is None:

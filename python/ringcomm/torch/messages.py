@@ -1,10 +1,11 @@
 """Send and receive, with tags and from any source, over one channel for each ordered pair of ranks.
 
 A channel is a communicator of two ranks, made when the first message goes that way, so that a
-receive that waits keeps nothing else waiting. Every message is a header and a body. The receiving
-end has always asked for the next header; whoever waits for a message, or the group's `Carrier`
-where nobody does, looks whether it came, finds the receive that it is for, and fetches the body
-into its tensor. A message that nobody asked for is put aside when the next one is wanted.
+receive that waits keeps nothing else waiting. Every message is a header and a body. One that waits
+for nobody is sent at once, by the thread that asks for it. Whoever waits for a message, or the
+group's `Carrier` where nobody does, looks whether it came, finds the receive that it is for, and
+receives the body into its tensor. A message that nobody asked for is put aside when the next one is
+wanted.
 """
 
 from __future__ import annotations
@@ -244,8 +245,8 @@ class Messages:
 _living: "weakref.WeakSet[Messages]" = weakref.WeakSet()
 
 
-# Registered after the one of `communicator`, and so called before it: that waits for the receives
-# which channels have always asked for, and two ranks would each wait for the other's end.
+# Registered after the one of `communicator`, and so called before it: that ends the communicators
+# by which what was sent still has to arrive.
 @atexit.register
 def _end_all() -> None:
     """As at the end of each group; after an exception nothing is waited for."""

@@ -6,7 +6,6 @@ import ctypes
 import threading
 import time
 from collections import deque
-from datetime import timedelta
 from typing import Any, Deque, Optional, Tuple
 
 import torch
@@ -15,7 +14,6 @@ from .._native import DataType, Result, lib
 from ..errors import RingError, RingTimeoutError, RingUsageError
 from .channel import BYTE, HEADER_BYTES, LOOK, LOOK_FOR_LIFE, ROOM, Channel, Header
 from .comm_stream import CommStream
-from .meet import LONGEST, milliseconds
 from .types import movable
 
 
@@ -30,7 +28,6 @@ class Receiver(Channel):
         super().__init__(post, peer)
         self._key = f"{peer}>{post.rank}"
         self._header = Header()
-        self._asked: Optional[int] = None
         #: What joins the channel, and when that has to be done.
         self._opening: Optional[threading.Thread] = None
         self._open_until = 0.0
@@ -41,11 +38,6 @@ class Receiver(Channel):
         self._turns = threading.Condition()
         #: Messages that came before anybody wanted them: tag, type, count, body.
         self._aside: Deque[Tuple[int, int, int, torch.Tensor]] = deque()
-
-    def _patience(self) -> timedelta:
-        # The next header is asked for long before anybody sends one. How long a receive waits for
-        # it, and for the body, is said where that waits.
-        return LONGEST
 
     def busy(self) -> bool:
         """Whether somebody wants a message that may come here."""
@@ -178,22 +170,14 @@ class Receiver(Channel):
         """Whether a message has come before the end; then it is where it belongs."""
         comm_stream = self.comm_stream
         assert comm_stream is not None
-        if self._asked is None:
-            place = ctypes.addressof(self._header)
-            try:
-                self._asked = comm_stream.give(
-                    [(lib.ringRecv, (place, HEADER_BYTES, BYTE, 0))], self._header
-                )
-            except RingError as error:
-                self._fail(error)
+        try:
+            if not comm_stream.come(max(0, int((end - time.monotonic()) * 1000))):
                 return False
-        left = max(0, int((end - time.monotonic()) * 1000))
-        if not comm_stream.reached(self._asked, left):
-            return False
-        asked, self._asked = self._asked, None
-        failed = comm_stream.error_of(asked)
-        if failed is not None:
-            self._fail(failed)
+            comm_stream.run(
+                [(lib.ringRecv, (ctypes.addressof(self._header), HEADER_BYTES, BYTE, 0))]
+            )
+        except RingError as error:
+            self._fail(error)
             return False
         self._deliver(comm_stream)
         return True
@@ -210,16 +194,17 @@ class Receiver(Channel):
             place = taker.place
         else:
             place = torch.empty(size, dtype=torch.uint8, device="cpu")
-        failed = None
         if size <= ROOM:
             ctypes.memmove(place.data_ptr(), self._header.body, size)
         else:
-            failed = self._fetch(comm_stream, place, count, kind)
-        if failed is not None:
-            if taker is not None:
-                taker.settle(failed)
-            self._fail(failed)
-            return
+            try:
+                comm_stream.run([(lib.ringRecv, (place.data_ptr(), count, kind, 0))])
+            except RingError as error:
+                failed = self._unfinished() if isinstance(error, RingTimeoutError) else error
+                if taker is not None:
+                    taker.settle(failed)
+                self._fail(failed)
+                return
         if taker is not None:
             taker.settle()
         else:
@@ -227,20 +212,7 @@ class Receiver(Channel):
                 self._aside.append((tag, kind, count, place))
             self.look_aside()
 
-    def _fetch(
-        self, comm_stream: CommStream, place: torch.Tensor, count: int, kind: int
-    ) -> Optional[RingError]:
-        """Receive a body, within the group's deadline; what went wrong, if anything did."""
-        try:
-            mark = comm_stream.give([(lib.ringRecv, (place.data_ptr(), count, kind, 0))], place)
-        except RingError as error:
-            return error
-        if comm_stream.reached(mark, milliseconds(self.post.timeout)):
-            with comm_stream.lock:
-                comm_stream.idle()  # so it keeps the place no longer
-            return comm_stream.error_of(mark)
-        # Nobody writes there any more once this is done.
-        comm_stream.abort()
+    def _unfinished(self) -> RingTimeoutError:
         return RingTimeoutError(
             f"timeout: rank {self.post.rank} waited {self.post.seconds:g} s for the rest of a "
             f"message that rank {self.peer} had begun to send: see what that rank does, or give "
