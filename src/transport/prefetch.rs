@@ -1,4 +1,5 @@
-//! Cache lines that are asked for before they are needed, where the processor has a word for that.
+//! Cache lines that are asked for before they are needed, or sent away, where the processor has a
+//! word for that.
 //!
 //! A line that another core has written takes as long as a message of eight bytes, most of it
 //! waiting. These are hints: any address will do, and nothing waits for the line.
@@ -40,4 +41,33 @@ pub fn to_write(address: *const u8) {
     }
     #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
     let _ = address;
+}
+
+/// Send the lines of `bytes` to memory, so that no core has them any more. Where the processor lets
+/// no program do that they stay where they are.
+pub fn to_memory(bytes: &[u8]) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: the lines are those of a slice, whose bytes stay as they are.
+    unsafe {
+        use std::arch::x86_64::{_mm_clflush, _mm_mfence};
+        bytes.chunks(64).for_each(|line| _mm_clflush(line.as_ptr()));
+        bytes.last().into_iter().for_each(|byte| _mm_clflush(byte));
+        _mm_mfence();
+    }
+    #[cfg(any(miri, not(target_arch = "x86_64")))]
+    let _ = bytes;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sent_to_memory_stays_as_it_is() {
+        let bytes: Vec<u8> = (0..1000).map(|at| at as u8).collect();
+        for range in [0..0, 0..1, 3..130, 0..1000] {
+            to_memory(&bytes[range]);
+        }
+        assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == at as u8));
+    }
 }
