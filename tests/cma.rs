@@ -137,7 +137,7 @@ fn a_short_message_by_itself_does_not_wait_for_its_receiver() {
 /// Exchange one buffer's content with the other rank, through that buffer.
 fn swap(comm: &Communicator) {
     let peer = 1 - comm.rank();
-    for (round, count) in [100, 4 << 10, 32 << 10, 100 << 10].into_iter().enumerate() {
+    for (round, count) in [100, 4 << 10, 32 << 10, 60 << 10].into_iter().enumerate() {
         for _ in 0..20 {
             let mut swapped = vec![(round * 2 + comm.rank()) as u8; count];
             let (data_type, buffer) = (DataType::Uint8, swapped.as_mut_ptr());
@@ -153,7 +153,7 @@ fn swap(comm: &Communicator) {
 /// The same, behind another message to the same rank, for which the second one has to wait.
 fn swap_behind_another(comm: &Communicator) {
     let (peer, data_type) = (1 - comm.rank(), DataType::Uint8);
-    for count in [100, 4 << 10, 32 << 10, 100 << 10] {
+    for count in [100, 4 << 10, 32 << 10, 60 << 10] {
         for round in 0..20u8 {
             let first = vec![round; count];
             let mut got = vec![255; count];

@@ -10,9 +10,15 @@ use crate::transport::fifo::FifoShape;
 use crate::transport::network::Lengths;
 use crate::transport::tcp::Settings;
 
-/// The longest a slot is: a slot, what it is reduced with and the result share the second-level
-/// cache (1 MiB on Zen 4) with as much again of the slice before.
-const LONGEST_SLOT: usize = 128 << 10;
+/// The longest a slot is on one host: a message of several is copied in and out at the same time.
+/// With twice as much, messages of 256 KiB to 4 MiB take 10 to 25 % longer between near cores
+/// (`benches/results/slot-length-2026-11-27.txt`).
+const LONGEST_SLOT: usize = 64 << 10;
+
+/// The same where there are other hosts, to which as long messages go: a slot, what it is reduced
+/// with and the result share the second-level cache (1 MiB on Zen 4) with as much again of the
+/// slice before.
+const LONGEST_BESIDE_WIRE: usize = 128 << 10;
 
 /// Bytes of a rank's rings: as configured, else the default, of which more than two ranks take
 /// half, so that all rings together leave room in the last-level cache. With 4 ranks on 2 near
@@ -25,18 +31,18 @@ pub(in crate::communicator) fn buff_size(config: &Config, nranks: usize) -> usiz
 
 /// A connection's slots under the buffer budget of one rank.
 pub(in crate::communicator) fn geometry(config: &Config, nranks: usize) -> Result<FifoShape> {
-    slots_of(buff_size(config, nranks), nranks)
+    slots_of(buff_size(config, nranks), nranks, LONGEST_SLOT)
 }
 
-/// The slots of a connection where so many ranks divide so many bytes.
-fn slots_of(bytes: usize, nranks: usize) -> Result<FifoShape> {
+/// The slots of a connection, `longest` at most, where so many ranks divide so many bytes.
+fn slots_of(bytes: usize, nranks: usize, longest: usize) -> Result<FifoShape> {
     /// Bytes of a cache line; a ring's counter takes two, a slot's header one.
     const LINE: usize = 64;
     let share = bytes / (nranks - 1).max(1);
     let slot =
         |depth: usize| (share.saturating_sub(2 * LINE) / depth).saturating_sub(LINE) / LINE * LINE;
     let depth = [DEPTH, 16, 8, 4].into_iter().find(|depth| slot(*depth) >= 8 << 10).unwrap_or(2);
-    let slot_bytes = slot(depth).min(LONGEST_SLOT);
+    let slot_bytes = slot(depth).min(longest);
     if slot_bytes < LINE && nranks > 1 {
         return Err(Error::argument(format!(
             "RINGCOMM_BUFFSIZE={bytes} leaves no room for {} peers; give at least {}",
@@ -96,7 +102,7 @@ pub(in crate::communicator) fn on_hosts(
     let among = if has_devices && most > 1 { nranks } else { most };
     // No less than ranks have that ask for nothing.
     let bytes = buff_size(config, nranks).max(default_bytes(among));
-    let slots = slots_of(bytes, among)?;
+    let slots = slots_of(bytes, among, LONGEST_BESIDE_WIRE)?;
     let is_long = most == 1 && config.protection != Protection::Encrypted;
     let steps = match is_long {
         // Several sockets share a message only in pieces.
@@ -209,6 +215,11 @@ mod tests {
         }
     }
 
+    /// Slots where there are other hosts, divided among so many.
+    fn beside_wire(config: &Config, nranks: usize) -> FifoShape {
+        slots_of(super::buff_size(config, nranks), nranks, LONGEST_BESIDE_WIRE).unwrap()
+    }
+
     /// Of the pinned memory of a rank on a device.
     fn share(nranks: usize) -> usize {
         portion_bytes(buff_size(&Config::default(), nranks), nranks) / nranks / 64 * 64
@@ -222,7 +233,7 @@ mod tests {
     #[test]
     fn ranks_of_other_hosts_take_nothing_from_the_slots_of_a_host() {
         let default = Config { protection: Protection::Checksum, ..Config::default() };
-        let alone = geometry(&default, 1).unwrap().slot_bytes;
+        let alone = beside_wire(&default, 1).slot_bytes;
         for nranks in [2, 3, 8, 100] {
             let long = Lengths { cut: LONGEST_CUT, whole: LONGEST_WHOLE };
             let OnHosts { slots, wire: Settings { geometry: wire, steps, messages, .. } } =
@@ -254,7 +265,7 @@ mod tests {
         for (nranks, most) in [(4, 2), (5, 4), (64, 8), (800, 100)] {
             let OnHosts { slots, wire: Settings { geometry: wire, steps, messages, .. } } =
                 agreed(&default, nranks, most);
-            assert_eq!((slots, wire), (geometry(&default, most).unwrap(), slots));
+            assert_eq!((slots, wire), (beside_wire(&default, most), slots));
             assert_eq!((steps.whole, messages), (0, steps), "a host's ranks have no slots for it");
             assert!(steps.cut <= slots.slot_bytes && steps.cut <= LONGEST_SHORT);
             let map = SegmentMap::new(most, slots);
@@ -267,7 +278,7 @@ mod tests {
         assert_eq!((slots, wire), (geometry(&given(1 << 20), 8).unwrap(), slots));
         assert_eq!((steps.cut, steps.whole, messages), (slots.slot_bytes, 0, steps));
         for bytes in [1 << 20, 64 << 20] {
-            let all = SegmentMap::new(8, geometry(&given(bytes), 8).unwrap()).bytes();
+            let all = SegmentMap::new(8, beside_wire(&given(bytes), 8)).bytes();
             assert_eq!(segment_bytes(&given(bytes), 8).unwrap(), all, "no more than slots take");
         }
         const MIB: usize = 1 << 20;
@@ -280,6 +291,13 @@ mod tests {
                 SegmentMap::new(most, slots).within(segment_bytes(&given(bytes), 8).unwrap());
             }
         }
+    }
+
+    #[test]
+    fn slots_are_shorter_where_no_message_goes_to_another_host() {
+        let of = |nranks| geometry(&Config::default(), nranks).unwrap();
+        assert_eq!((of(2).slot_bytes, of(2).depth), (LONGEST_SLOT, DEPTH));
+        assert!(of(4).slot_bytes < LONGEST_SLOT && of(4) == beside_wire(&Config::default(), 4));
     }
 
     /// Bind what is chosen for one element, and for some, of each rank.

@@ -203,7 +203,7 @@ pub unsafe extern "C" fn ringBarrier(comm: ringComm_t, stream: ringStream_t) -> 
 
 /// Send `count` elements to `peer`, which receives them with `ringRecv`.
 ///
-/// Returns when the buffer may be used again: for a short message (a slot at most, 128 KiB or less
+/// Returns when the buffer may be used again: for a short message (a slot at most, 64 KiB or less
 /// with many ranks) soon, for a longer one, or in a group that also receives, once the peer has it.
 /// Messages between two ranks arrive in the order
 /// sent. Sends and receives that wait for each other belong in one group, in which what is received
