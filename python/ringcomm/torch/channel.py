@@ -67,9 +67,8 @@ class Channel:
         ranks = [self.post.rank, self.peer][:: 1 if end == 0 else -1]
         try:
             where = self.post.store, key, end, 2, self.post.key
-            limits = self.post.timeout, self.post.timeout
             parent = Parent(self.post.communicator, ranks)
-            made = join(*where, *limits, parent=parent)
+            made = join(*where, self.post.timeout, parent=parent)
         except RingTimeoutError as error:
             cause = error.__cause__
             # A store of torch's says that time is over as it says anything else.
@@ -150,7 +149,7 @@ class Sender(Channel):
         if self.comm_stream is None or self._given_up:
             message.settle(self.failure)
             return
-        send = self.comm_stream.send
+        send, mark = self.comm_stream.send, SENT
         try:
             for place in message.places:
                 kind, count = movable(place)
@@ -159,13 +158,15 @@ class Sender(Channel):
                 size = place.numel() * place.element_size()
                 if size <= ROOM:
                     ctypes.memmove(header.body, place.data_ptr(), size)
-                message.mark = send(ctypes.addressof(header), HEADER_BYTES, BYTE, message)
+                mark = send(ctypes.addressof(header), HEADER_BYTES, BYTE, message)
                 if size > ROOM:
-                    message.mark = send(place.data_ptr(), count, kind, message)
+                    mark = send(place.data_ptr(), count, kind, message)
         except RingError as error:
             message.settle(error)
             return
-        if message.mark == SENT:
+        # Once only, when all of it is given: who waits looks at the mark without the lock.
+        message.mark = mark
+        if mark == SENT:
             message.settle()
         else:
             self._sent.append(message)

@@ -19,12 +19,19 @@ from ..communicator import Communicator, get_unique_id
 from ..config import Config
 from ..errors import RingError, RingTimeoutError, RingUsageError
 from .advice import advised
-from .sealing import PUBLIC_BYTES, Exchange, key_for_first_meeting, seal, unseal
+from .sealing import (
+    NONCE_BYTES,
+    PUBLIC_BYTES,
+    Exchange,
+    key_for_first_meeting,
+    nonce,
+    seal,
+    unseal,
+)
 
 #: The longest deadline that is asked of the library, in milliseconds: 50 days, longer than jobs
 #: run.
 LONGEST_MS = 50 * 24 * 3600 * 1000
-LONGEST = timedelta(milliseconds=LONGEST_MS)
 
 #: Between two looks for a key, in seconds: the store has others to serve.
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.2e-3, 20e-3
@@ -65,10 +72,10 @@ def join_first(
     if size == 1 or shared is not None:
         return join(store, key, rank, size, shared or b"", timeout, parent=parent)
     if rank > 0:
-        return _init(_ask(store, key, rank, timeout), rank, size, timeout, timeout, CPU)
+        return _init(_ask(store, key, rank, timeout), rank, size, timeout, CPU)
     answers = [f"{key}/answer/{other}" for other in range(1, size)]
     try:
-        return _init(_serve(store, key, answers, timeout), rank, size, timeout, timeout, CPU)
+        return _init(_serve(store, key, answers, timeout), rank, size, timeout, CPU)
     finally:
         # Before this rank says anything to the others: who goes on finds no old answer.
         for answer in answers:
@@ -82,12 +89,11 @@ def join(
     size: int,
     shared: bytes,
     timeout: Optional[timedelta],
-    patience: Optional[timedelta] = None,
     device: int = CPU,
     parent: Optional[Parent] = None,
 ) -> Communicator:
     """The communicator of the ranks that meet under `key`, for tensors of this device; `shared` is
-    the key of their group, `patience` the communicator's deadline afterwards."""
+    the key of their group."""
     if rank == 0:
         unique_id = get_unique_id() if parent is None else parent.unique_id()
         if size > 1:
@@ -98,7 +104,7 @@ def join(
             raise _other_secret(rank)
         unique_id = found
     try:
-        return _init(unique_id, rank, size, timeout, patience or timeout, device)
+        return _init(unique_id, rank, size, timeout, device)
     finally:
         if rank == 0 and size > 1:
             # All have read it, or it is of no use. Nobody is to find it under this key later on.
@@ -110,11 +116,10 @@ def _init(
     rank: int,
     size: int,
     timeout: Optional[timedelta],
-    patience: Optional[timedelta],
     device: int,
 ) -> Communicator:
     config = Config(
-        timeout_ms=milliseconds(patience),
+        timeout_ms=milliseconds(timeout),
         init_timeout_ms=milliseconds(timeout),
         device=device,
     )
@@ -130,24 +135,26 @@ def _serve(store: Any, key: str, answers: List[str], timeout: Optional[timedelta
     asks = [f"{key}/ask/{other}" for other in range(1, len(answers) + 1)]
     _wait_for_all(store, asks, timeout)
     for ask, answer in zip(asks, answers):
-        shared = own.key(bytes(store.get(ask)))
+        asked, drawn = bytes(store.get(ask)), nonce()
+        shared = own.key(asked[:PUBLIC_BYTES], asked[PUBLIC_BYTES:], drawn)
         if shared is None:
             raise _other_secret(0)
-        store.set(answer, own.public + seal(shared, answer, unique_id))
+        store.set(answer, own.public + drawn + seal(shared, answer, unique_id))
     return unique_id
 
 
 def _ask(store: Any, key: str, rank: int, timeout: Optional[timedelta]) -> bytes:
     """The part of any other rank. What it has asked is gone before the ranks have met."""
-    own = Exchange.of_process()
+    own, drawn = Exchange.of_process(), nonce()
     ask, answer = f"{key}/ask/{rank}", f"{key}/answer/{rank}"
-    store.set(ask, own.public)
+    store.set(ask, own.public + drawn)
     try:
         told = _wait_for(store, answer, rank, timeout)
     finally:
         forget(store, ask)
-    shared = own.key(told[:PUBLIC_BYTES])
-    found = None if shared is None else unseal(shared, answer, told[PUBLIC_BYTES:])
+    theirs, sealed = told[PUBLIC_BYTES:][:NONCE_BYTES], told[PUBLIC_BYTES + NONCE_BYTES :]
+    shared = own.key(told[:PUBLIC_BYTES], drawn, theirs)
+    found = None if shared is None else unseal(shared, answer, sealed)
     if found is None:
         raise _other_secret(rank)
     return found

@@ -200,10 +200,9 @@ class Receiver(Channel):
             try:
                 comm_stream.run([(lib.ringRecv, (place.data_ptr(), count, kind, 0))])
             except RingError as error:
-                failed = self._unfinished() if isinstance(error, RingTimeoutError) else error
+                self._fail(self._unfinished() if isinstance(error, RingTimeoutError) else error)
                 if taker is not None:
-                    taker.settle(failed)
-                self._fail(failed)
+                    taker.settle(self.failure)
                 return
         if taker is not None:
             taker.settle()
@@ -223,8 +222,9 @@ class Receiver(Channel):
         )
 
     def _fail(self, error: BaseException) -> None:
-        self.failure = error
-        self._give_up(error)
+        # Who ended the channel said why; what the calls say then is that it has ended.
+        self.failure = self.failure or error
+        self._give_up(self.failure)
 
     def _give_up(self, error: BaseException) -> None:
         """No message will come from here any more."""

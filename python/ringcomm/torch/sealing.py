@@ -36,7 +36,12 @@ PRIME = int(
 )
 PUBLIC_BYTES = 256
 
-_NONCE, _TAG = 16, 32
+NONCE_BYTES, _TAG = 16, 32
+
+
+def nonce() -> bytes:
+    """Bytes that nobody has drawn before."""
+    return secrets.token_bytes(NONCE_BYTES)
 
 
 def _mac(key: bytes, *parts: bytes) -> bytes:
@@ -45,25 +50,25 @@ def _mac(key: bytes, *parts: bytes) -> bytes:
     return hmac.new(key, text, hashlib.sha256).digest()
 
 
-def _masked(key: bytes, nonce: bytes, text: bytes) -> bytes:
+def _masked(key: bytes, drawn: bytes, text: bytes) -> bytes:
     blocks = (len(text) + 31) // 32
-    stream = b"".join(_mac(key, b"mask", nonce, bytes([block])) for block in range(blocks))
+    stream = b"".join(_mac(key, b"mask", drawn, bytes([block])) for block in range(blocks))
     return bytes(one ^ other for one, other in zip(text, stream))
 
 
 def seal(key: bytes, place: str, text: bytes) -> bytes:
     """This text for the holders of the key, to be opened at this place of the store only."""
-    nonce = secrets.token_bytes(_NONCE)
-    hidden = _masked(key, nonce, text)
-    return nonce + hidden + _mac(key, b"tag", place.encode(), nonce, hidden)
+    drawn = nonce()
+    hidden = _masked(key, drawn, text)
+    return drawn + hidden + _mac(key, b"tag", place.encode(), drawn, hidden)
 
 
 def unseal(key: bytes, place: str, sealed: bytes) -> Optional[bytes]:
     """The text; None: it was sealed with another key, at another place, or has been changed."""
-    nonce, hidden, tag = sealed[:_NONCE], sealed[_NONCE:-_TAG], sealed[-_TAG:]
-    if not hmac.compare_digest(tag, _mac(key, b"tag", place.encode(), nonce, hidden)):
+    drawn, hidden, tag = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:-_TAG], sealed[-_TAG:]
+    if not hmac.compare_digest(tag, _mac(key, b"tag", place.encode(), drawn, hidden)):
         return None
-    return _masked(key, nonce, hidden)
+    return _masked(key, drawn, hidden)
 
 
 class Exchange:
@@ -74,22 +79,22 @@ class Exchange:
 
     def __init__(self) -> None:
         #: What it shares with others, by their public values.
-        self._keys: Dict[bytes, bytes] = {}
+        self._shared: Dict[bytes, bytes] = {}
         self._private = int.from_bytes(secrets.token_bytes(32), "little")
         self.public = pow(2, self._private, PRIME).to_bytes(PUBLIC_BYTES, "big")
 
-    def key(self, theirs: bytes) -> Optional[bytes]:
-        """The key that this rank shares with the rank of this public value; None: it is none."""
-        known = self._keys.get(theirs)
-        if known is not None:
-            return known
-        public = int.from_bytes(theirs, "big")
-        if len(theirs) != PUBLIC_BYTES or not 1 < public < PRIME - 1:
-            return None
-        shared = pow(public, self._private, PRIME).to_bytes(PUBLIC_BYTES, "big")
-        key = _mac(shared, b"ringcomm torch exchange", *sorted((self.public, theirs)))
-        self._keys[theirs] = key
-        return key
+    def key(self, theirs: bytes, *nonces: bytes) -> Optional[bytes]:
+        """The key that this rank shares with the rank of this public value, for the exchange in
+        which both have drawn these nonces; None: it is none."""
+        shared = self._shared.get(theirs)
+        if shared is None:
+            public = int.from_bytes(theirs, "big")
+            if len(theirs) != PUBLIC_BYTES or not 1 < public < PRIME - 1:
+                return None
+            shared = pow(public, self._private, PRIME).to_bytes(PUBLIC_BYTES, "big")
+            self._shared[theirs] = shared
+        ends = sorted((self.public, theirs))
+        return _mac(shared, b"ringcomm torch exchange", *ends, *nonces)
 
     @classmethod
     def of_process(cls) -> Exchange:

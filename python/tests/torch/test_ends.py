@@ -147,7 +147,7 @@ other = 1 - dist.get_rank()
 for work in [dist.isend(torch.ones(1), other), dist.irecv(torch.zeros(1), other)]:
     work.wait()
 kept = dist.irecv(torch.zeros(1), other)
-time.sleep(0.5)  # in the background the next header is asked for
+time.sleep(0.5)  # in the background it is looked for
 dist.barrier()
 until = time.monotonic() + 60
 while dist.get_rank() == 1 and not ended.exists():
@@ -209,6 +209,37 @@ def aborted_in_the_middle(rank):
 
 def test_an_aborted_send_says_why():
     launched(2, aborted_in_the_middle)
+
+
+def aborted_while_it_receives(rank):
+    """Another thread waits for a message in an open channel."""
+    store, errors = dist.distributed_c10d._get_default_store(), []
+    if rank == 0:
+        for _ in range(2):
+            dist.send(torch.ones(1), 1)
+        store.wait(["over"])
+        return
+    dist.recv(torch.zeros(1), 0)
+
+    def receive():
+        for _ in range(2):
+            try:
+                dist.recv(torch.zeros(1), 0)
+            except Exception as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    # It has had the second message, or is about to, and waits for a third.
+    threading.Event().wait(0.5)
+    abort()
+    thread.join(60)
+    assert [type(error) for error in errors] == [ringcomm.RingAbortedError], errors
+    store.set("over", b"")
+
+
+def test_an_aborted_receive_says_why():
+    launched(2, aborted_while_it_receives)
 
 
 def watch_joins():

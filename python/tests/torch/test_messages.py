@@ -9,6 +9,7 @@ import torch.distributed as dist
 from ranks import PATIENCE_S, run
 
 import ringcomm
+from ringcomm.torch.comm_stream import CommStream
 
 #: In which a thread comes to where it waits. One that takes longer has a test that finds less.
 HEAD_START_S = 0.3
@@ -170,9 +171,47 @@ def a_future_beside_a_receive(rank):
         dist.send(torch.ones(1), 0, tag=2)
 
 
+def more_than_the_slots_hold(rank):
+    """Short and long ones in turns: some leave at once, some wait for those before them."""
+    lengths = [(1, 300, 10_000, 200_000)[at % 4 if at % 50 > 40 else at % 3] for at in range(300)]
+    if rank == 0:
+        given = [torch.full((length,), float(at)) for at, length in enumerate(lengths)]
+        for work in [dist.isend(tensor, 1) for tensor in given]:
+            work.wait()
+    elif rank == 1:
+        time.sleep(HEAD_START_S)
+        for at, length in enumerate(lengths):
+            got = torch.zeros(length)
+            dist.recv(got, 0)
+            assert got.eq(at).all(), f"message {at}"
+
+
+def polled_while_its_channel_opens(rank):
+    """A message is over when all of it is, whatever part of it the opening thread has given."""
+    if rank == 0:
+        send = CommStream.send
+
+        def slowly(comm_stream, *arguments):
+            time.sleep(HEAD_START_S)
+            return send(comm_stream, *arguments)
+
+        CommStream.send = slowly
+        tensor = torch.ones(3_000_000)
+        work = dist.isend(tensor, 1)
+        while not work.is_completed():
+            time.sleep(0.001)
+        tensor.fill_(2)
+    elif rank == 1:
+        got = torch.zeros(3_000_000)
+        dist.recv(got, 0)
+        assert got.eq(1).all()
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        more_than_the_slots_hold,
+        polled_while_its_channel_opens,
         two_threads,
         a_future_beside_a_receive,
         callbacks,

@@ -50,6 +50,8 @@ def test_what_is_sealed_opens_with_its_key_in_its_place_only():
 def test_an_exchange_gives_both_ends_one_key_and_refuses_what_gives_it_away():
     one, other, third = sealing.Exchange(), sealing.Exchange(), sealing.Exchange()
     assert one.key(other.public) == other.key(one.public) != one.key(third.public)
+    assert one.key(other.public, b"1", b"2") == other.key(one.public, b"1", b"2")
+    assert len({one.key(other.public, *nonces) for nonces in [(), (b"1", b"2"), (b"12", b"")]}) == 3
     for weak in (0, 1, sealing.PRIME - 1, sealing.PRIME):
         assert one.key(weak.to_bytes(sealing.PUBLIC_BYTES, "big")) is None
     assert one.key(b"short") is None
