@@ -1038,8 +1038,8 @@ ringResult_t ringRecv(void *recvbuff,
                       ringStream_t stream);
 
 /**
- * Wait until a message of `peer` has come, at most `timeoutMs` milliseconds; less than 0 is
- * without end, 0 does not wait.
+ * Wait until a message of `peer` has come, at most about `timeoutMs` milliseconds and the
+ * communicator's deadline; less than 0 is that deadline, 0 does not wait.
  *
  * Returns `ringInProgress` where none has, else `ringSuccess`: the next `ringRecv` from `peer`
  * finds its message there, the beginning at the least. An error is what a receive would return,
@@ -1242,7 +1242,7 @@ ringResult_t ringStreamDestroy(ringStream_t stream);
  * Where all ranks' buffers of a call are such memory, or all ranks are threads of one process, a
  * collective of more than a few KiB moves its data from buffer to buffer, without staging (the
  * cost model decides from where on; `ringCommExplain` says how). Of `ringSend`, `ringAllToAllv`,
- * `ringGatherv` and `ringScatterv` a block that is longer than a slot (128 KiB at most), and a
+ * `ringGatherv` and `ringScatterv` a block that is longer than a slot (64 KiB at most), and a
  * shorter one where the rank receives in the same call or group and that is faster, is copied
  * once, from the send buffer, where that is such memory, whatever the receiver's is. What
  * goes through slots at any length: `ringAllToAll` in place, algorithms of `RINGCOMM_ALGO` in

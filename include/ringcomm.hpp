@@ -348,7 +348,7 @@ class Communicator {
     void recv(T *buffer, std::size_t count, int peer, ringStream_t stream = nullptr) {
         check_(ringRecv(buffer, count, TypeOf<T>::value, peer, handle_, stream));
     }
-    /** Whether a message of peer comes within so long; less than 0 is without end. */
+    /** Whether a message of peer comes within so long; less than 0 is the deadline. */
     bool probe(int peer, std::int64_t timeout_ms = 0) {
         return done_(ringProbe(peer, timeout_ms, handle_));
     }

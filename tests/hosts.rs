@@ -262,6 +262,25 @@ fn probes_another_host(comm: &Communicator) {
 }
 
 #[test]
+fn a_message_to_a_rank_of_the_same_host_leaves_at_once_beside_others() {
+    on_hosts(&[0, 0, 1], &patient(config()), |comm| {
+        let (mut got, value) = ([0u32], 5u32);
+        if comm.rank() == 0 {
+            let (buffer, data_type) = ((&raw const value).cast(), DataType::Uint32);
+            let send = |peer| Message::Send { buffer, count: 1, data_type, peer };
+            // SAFETY: the value outlives the calls.
+            let sent = [1, 2].map(|peer| unsafe { comm.try_send(send(peer)) }.expect("in order"));
+            assert_eq!(sent, [true, false]);
+        } else if comm.rank() == 1 {
+            assert!(comm.probe(0, Duration::from_secs(20)).expect("rank 0 sends"));
+            comm.messages().recv(&mut got, 0).run().expect("it has come");
+            assert_eq!(got, [value]);
+        }
+        comm.barrier().expect("all come");
+    });
+}
+
+#[test]
 fn a_probe_finds_what_another_host_sent() {
     let all = joined_hosts(&[0, 1], &patient(config()));
     std::thread::scope(|scope| {

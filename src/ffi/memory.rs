@@ -16,7 +16,7 @@ use std::ffi::c_void;
 /// Where all ranks' buffers of a call are such memory, or all ranks are threads of one process, a
 /// collective of more than a few KiB moves its data from buffer to buffer, without staging (the
 /// cost model decides from where on; `ringCommExplain` says how). Of `ringSend`, `ringAllToAllv`,
-/// `ringGatherv` and `ringScatterv` a block that is longer than a slot (128 KiB at most), and a
+/// `ringGatherv` and `ringScatterv` a block that is longer than a slot (64 KiB at most), and a
 /// shorter one where the rank receives in the same call or group and that is faster, is copied
 /// once, from the send buffer, where that is such memory, whatever the receiver's is. What
 /// goes through slots at any length: `ringAllToAll` in place, algorithms of `RINGCOMM_ALGO` in

@@ -43,14 +43,14 @@ pub struct ReadProbe {
 static MEMORY: Once<Vec<AtomicU64>> = Once::new();
 
 /// Write what peers may read anew, and have it in memory: where a long message is, whose copy by
-/// the kernel takes up to four times as long a byte as one in the cache, and through slots twice.
+/// the kernel takes up to four times as long a byte as one in the cache. Slots that are measured in
+/// the cache are then never chosen against where they are much slower: between four ranks on two
+/// cores they take two thirds of the kernel's time (`benches/results/cma-2026-11-27.txt`).
 pub fn refresh() {
     let Some(words) = MEMORY.get() else { return };
     words.iter().skip(1).for_each(|word| word.store(1, Relaxed));
-    // SAFETY: as many bytes; nobody reads them through this slice.
-    prefetch::to_memory(unsafe {
-        std::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(&words[..]))
-    });
+    // SAFETY: the memory stays to the end.
+    unsafe { prefetch::to_memory(words.as_ptr().cast(), size_of_val(&words[..])) };
 }
 
 impl ReadProbe {
@@ -81,7 +81,8 @@ impl ReadProbe {
         }
         let mut target = vec![1u8; BLOCK];
         let mut time = |offset: usize, bytes: usize| {
-            prefetch::to_memory(&target);
+            // SAFETY: the block is this function's.
+            unsafe { prefetch::to_memory(target.as_ptr(), BLOCK) };
             let started = Instant::now();
             // SAFETY: a block has room for as many bytes.
             let read =

@@ -43,19 +43,24 @@ pub fn to_write(address: *const u8) {
     let _ = address;
 }
 
-/// Send the lines of `bytes` to memory, so that no core has them any more. Where the processor lets
-/// no program do that they stay where they are.
-pub fn to_memory(bytes: &[u8]) {
+/// Send the lines of so many bytes to memory, so that no core has them any more. Where the
+/// processor lets no program do that they stay where they are.
+///
+/// # Safety
+/// The bytes are mapped.
+pub unsafe fn to_memory(address: *const u8, bytes: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: the lines are those of a slice, whose bytes stay as they are.
+    // SAFETY: the caller's promise; no byte changes.
     unsafe {
         use std::arch::x86_64::{_mm_clflush, _mm_mfence};
-        bytes.chunks(64).for_each(|line| _mm_clflush(line.as_ptr()));
-        bytes.last().into_iter().for_each(|byte| _mm_clflush(byte));
+        (0..bytes).step_by(64).for_each(|at| _mm_clflush(address.wrapping_add(at)));
+        if bytes > 0 {
+            _mm_clflush(address.wrapping_add(bytes - 1));
+        }
         _mm_mfence();
     }
     #[cfg(any(miri, not(target_arch = "x86_64")))]
-    let _ = bytes;
+    let _ = (address, bytes);
 }
 
 #[cfg(test)]
@@ -66,7 +71,9 @@ mod tests {
     fn what_is_sent_to_memory_stays_as_it_is() {
         let bytes: Vec<u8> = (0..1000).map(|at| at as u8).collect();
         for range in [0..0, 0..1, 3..130, 0..1000] {
-            to_memory(&bytes[range]);
+            let part = &bytes[range];
+            // SAFETY: a slice's bytes are mapped.
+            unsafe { to_memory(part.as_ptr(), part.len()) };
         }
         assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == at as u8));
     }

@@ -54,16 +54,21 @@ impl WaitCheck for Unwatched {
 }
 
 impl Engine {
-    /// Whether a message of `peer` comes within `patience`, or why none will.
+    /// Whether a message of `peer` comes within `patience`, and the deadline of a call, or why none
+    /// will.
     pub fn probe(&mut self, peer: usize, patience: Duration, health: &CommHealth) -> Result<bool> {
-        let watch = ProbeCheck(health);
+        let (watch, patience) = (ProbeCheck(health), patience.min(health.timeout));
         let come = self.links.await_message(peer, patience, &watch);
         let trouble = match come {
             Ok(true) => return Ok(true),
             Ok(false) => watch.check(peer, patience).err(),
             Err(error) => Some(error),
         };
-        let Some(trouble) = trouble else { return Ok(false) };
+        let trouble = match trouble {
+            None => return Ok(false),
+            Some(aborted @ Error::Aborted { .. }) => return Err(aborted),
+            Some(trouble) => trouble,
+        };
         // A peer that sent and then left has done its part.
         match self.links.await_message(peer, LAST_LOOK, &Unwatched) {
             Ok(true) => Ok(true),

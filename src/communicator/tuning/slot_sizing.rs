@@ -95,7 +95,7 @@ pub(in crate::communicator) fn on_hosts(
         Settings { geometry, steps, messages, protection, data_sockets }
     };
     if is_less(config, nranks) {
-        let slots = geometry(config, nranks)?;
+        let slots = slots_of(buff_size(config, nranks), nranks, LONGEST_BESIDE_WIRE)?;
         return Ok(OnHosts { slots, wire: wire(slots, short(slots), short(slots)) });
     }
     // A share holds a slot, too, where messages between ranks of a host go through both.

@@ -145,7 +145,7 @@ impl Links {
         outcome.map_err(|end| end.error(peer, watch))
     }
 
-    /// Wait until a message of `peer` has come, at most so long; whether one has.
+    /// Wait until a message of `peer` has come, at most about so long; whether one has.
     pub fn await_message(
         &mut self,
         peer: usize,
@@ -155,15 +155,19 @@ impl Links {
         // A patience past the end of time is none.
         let end = Instant::now().checked_add(patience);
         let over = || end.is_some_and(|end| Instant::now() >= end).then_some(false);
-        match self.slots(peer) {
-            Some(_) => self.wait_local(peer, watch, |_, receiver| match receiver.has_come() {
+        if self.slots(peer).is_some() {
+            return self.wait_local(peer, watch, |_, receiver| match receiver.has_come() {
                 true => Some(true),
                 false => over(),
-            }),
-            None => self.wait_network(peer, watch, |connection| match connection.peek() {
-                Some(_) => Some(true),
-                None => over(),
-            }),
+            });
+        }
+        let come = self.wait_network(peer, watch, |connection| match connection.peek() {
+            Some(_) => Some(true),
+            None => over(),
+        })?;
+        match ConnectionEnd::of(self.remote(), peer).filter(|_| !come) {
+            Some(end) => Err(end.error(peer, watch)),
+            None => Ok(come),
         }
     }
 

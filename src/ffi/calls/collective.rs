@@ -249,8 +249,8 @@ pub unsafe extern "C" fn ringRecv(
     })
 }
 
-/// Wait until a message of `peer` has come, at most `timeoutMs` milliseconds; less than 0 is
-/// without end, 0 does not wait.
+/// Wait until a message of `peer` has come, at most about `timeoutMs` milliseconds and the
+/// communicator's deadline; less than 0 is that deadline, 0 does not wait.
 ///
 /// Returns `ringInProgress` where none has, else `ringSuccess`: the next `ringRecv` from `peer`
 /// finds its message there, the beginning at the least. An error is what a receive would return,
