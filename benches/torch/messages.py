@@ -3,8 +3,9 @@
     torchrun --nproc-per-node 2 benches/torch/messages.py [COMMIT]
 
 Both backends take turns, so that they see the same machine. A time is the median of the turns on
-rank 0; a turn is many messages, one after another. `ping-pong` is a message there and one back,
-`shift` an isend and an irecv at once on both ranks, `four` four of each with tags.
+rank 0; a turn is many messages, one after another. `ping-pong` is a message from rank 0 to rank 1
+and one back, `shift` an isend to the next rank and an irecv from the one before, on all ranks at
+once, `four` four of each with tags.
 """
 
 import datetime
@@ -19,7 +20,7 @@ import torch.distributed as dist
 
 import ringcomm.torch  # noqa: F401  (registers the backend)
 
-SIZES = [4, 1 << 10, 4 << 10, 64 << 10, 400_000, 1 << 20, 4 << 20]
+SIZES = [4, 1 << 10, 4 << 10, 64 << 10, 400_000, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 BACKENDS = ["ringcomm", "gloo"]
 TURNS = 20
 #: Seconds that a turn takes, about.
@@ -28,17 +29,22 @@ TURN_S = 0.02
 
 def ways(size, group):
     """What is timed of messages of so many bytes, by name."""
-    mine, other = torch.ones(size, dtype=torch.uint8), 1 - dist.get_rank()
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mine = torch.ones(size, dtype=torch.uint8)
     theirs = [torch.zeros_like(mine) for _ in range(4)]
+    following, before = (rank + 1) % ranks, (rank - 1) % ranks
 
     def ping_pong():
+        if rank > 1:
+            return
+        other = 1 - rank
         ends = [lambda: dist.send(mine, other, group), lambda: dist.recv(theirs[0], other, group)]
-        for end in ends[:: 1 if dist.get_rank() == 0 else -1]:
+        for end in ends[:: 1 if rank == 0 else -1]:
             end()
 
     def several(count):
-        works = [dist.isend(mine, other, group, tag=tag) for tag in range(count)]
-        works += [dist.irecv(theirs[tag], other, group, tag=tag) for tag in range(count)]
+        works = [dist.isend(mine, following, group, tag=tag) for tag in range(count)]
+        works += [dist.irecv(theirs[tag], before, group, tag=tag) for tag in range(count)]
         for work in works:
             work.wait()
 
@@ -55,9 +61,9 @@ def turn(call, calls):
 
 
 def calls_for(call):
-    """How many calls make a turn, of the slower rank; the same on both."""
-    turn(call, 3)
-    seconds = torch.tensor([turn(call, 10)])
+    """How many calls make a turn, of the slowest rank; the same on all."""
+    turn(call, 1)
+    seconds = torch.tensor([turn(call, 3)])
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
     return max(1, int(TURN_S / seconds.item()))
 
@@ -93,6 +99,7 @@ def main():
         load = os.getloadavg()[0]
         print(f"{datetime.date.today()}, commit {commit}, torch {torch.__version__}")
         print(f"{os.cpu_count()} cores, {platform.platform()}, load before the run {load:.1f}")
+        print(f"{dist.get_world_size()} processes")
         print(f"{'':>22} {'ringcomm us':>12} {'gloo us':>12} {'ringcomm / gloo':>16}")
     for size in SIZES:
         by_backend = {backend: ways(size, group) for backend, group in groups.items()}

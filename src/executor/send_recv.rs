@@ -361,6 +361,7 @@ unsafe fn advance_recv(
 ) -> Result<bool> {
     let slot = links.geometry.slot_bytes;
     let Transfer { peer, address, stamp, .. } = *transfer;
+    let streaming = is_long(transfer.bytes, links);
     let mut moved = false;
     while let MessageState::Moving(done) = transfer.state {
         let bytes = (transfer.bytes - done).min(slot);
@@ -370,7 +371,7 @@ unsafe fn advance_recv(
         let Some((payload, length)) = come else { break };
         if length == bytes {
             // SAFETY: the message and the buffer hold `bytes`.
-            unsafe { move_bytes(address.add(done), payload, bytes, false) };
+            unsafe { move_bytes(address.add(done), payload, bytes, streaming) };
             transfer.state = after(done + bytes, transfer.bytes);
         } else {
             // SAFETY: a message of this length is a loan.
@@ -383,6 +384,12 @@ unsafe fn advance_recv(
         moved = true;
     }
     Ok(moved)
+}
+
+/// Whether a message is longer than caches hold, as every rank may have one: it is written past
+/// them.
+fn is_long(bytes: usize, links: &Links) -> bool {
+    bytes.saturating_mul(links.nranks) > streaming_threshold()
 }
 
 /// Copy what a peer lends; if it gives up it waits for the visit to end.
@@ -405,8 +412,7 @@ pub(super) unsafe fn take_loan(
     };
     let source = reached(source, links, peer, watch)?;
     links.begin_remote_access(&[peer], watch)?;
-    // Every rank may have such a buffer.
-    let streaming = bytes.saturating_mul(links.nranks) > streaming_threshold();
+    let streaming = is_long(bytes, links);
     // SAFETY: the caller's promise for what is lent here; other memory was found to hold it all.
     unsafe { move_bytes(address, source, bytes, streaming) };
     links.end_remote_access();

@@ -11,8 +11,8 @@ use crate::transport::network::Lengths;
 use crate::transport::tcp::Settings;
 
 /// The longest a slot is on one host: a message of several is copied in and out at the same time.
-/// With twice as much, messages of 256 KiB to 4 MiB take 10 to 25 % longer between near cores
-/// (`benches/results/slot-length-2026-11-27.txt`).
+/// With twice as much, messages of 512 KiB to 8 MiB take 8 to 35 % longer between near cores, and
+/// collectives as long as with this (`benches/results/slot-length-2026-11-27.txt`).
 const LONGEST_SLOT: usize = 64 << 10;
 
 /// The same where there are other hosts, to which as long messages go: a slot, what it is reduced
