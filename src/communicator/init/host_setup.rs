@@ -74,8 +74,19 @@ static FAILURES: ForkSafeMutex<VecDeque<(u64, String)>> = ForkSafeMutex::new(Vec
 /// Failures that are kept: more than ranks that fail at once.
 const MOST_FAILURES: usize = 256;
 
-/// Keep what a rank failed with, before its segment goes.
-pub(super) fn keep_failure(number: u64, error: &Error) {
+/// Put a rank together; what it fails with is kept before its segment goes, so that a thread that
+/// comes later finds one of them.
+pub(super) fn keeping_failure<T>(
+    setup: LocalSetup,
+    assemble: impl FnOnce(LocalSetup) -> Result<T, BootstrapError>,
+) -> Result<T, BootstrapError> {
+    let (number, segment) = (setup.number, setup.segments[setup.rank].clone());
+    let made = assemble(setup).inspect_err(|failed| keep_failure(number, &failed.error));
+    drop(segment);
+    made
+}
+
+fn keep_failure(number: u64, error: &Error) {
     let mut failures = FAILURES.lock();
     if failures.len() == MOST_FAILURES {
         failures.pop_front();

@@ -97,9 +97,7 @@ impl Communicator {
         let peer_infos = setup.meet_locals(share, &all, id, &mine, until, None)?;
         setup.seated.among(peer_infos.iter().map(|one| one.device == 1));
         setup.core_counts = CoreCounts::of(&peer_infos, &mine);
-        let number = setup.number;
-        assemble(setup, None, id, config, until.failed)
-            .inspect_err(|failed| host_setup::keep_failure(number, &failed.error))
+        host_setup::keeping_failure(setup, |setup| assemble(setup, None, id, config, until.failed))
     }
 
     /// As [`Communicator::init_unless`] for ranks that may be on several hosts, with a listener

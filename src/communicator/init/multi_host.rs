@@ -6,7 +6,7 @@
 
 use super::descriptors;
 use super::excuse;
-use super::host_setup::{CoreCounts, LocalSetup, SharedSegment, StopConditions, keep_failure};
+use super::host_setup::{CoreCounts, LocalSetup, SharedSegment, StopConditions, keeping_failure};
 use super::peer_info::{INTRODUCTION, PeerInfo};
 use super::vanished_ranks::VanishedRanks;
 use crate::bootstrap::allgather::meet_unless;
@@ -223,9 +223,7 @@ impl Communicator {
             }
             return Err(unmet);
         }
-        let number = setup.number;
-        super::assemble(setup, outside, id, config, until.failed)
-            .inspect_err(|failed| keep_failure(number, &failed.error))
+        keeping_failure(setup, |setup| super::assemble(setup, outside, id, config, until.failed))
     }
 }
 
