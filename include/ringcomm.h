@@ -1042,7 +1042,8 @@ ringResult_t ringRecv(void *recvbuff,
  * communicator's deadline; less than 0 is that deadline, 0 does not wait.
  *
  * Returns `ringInProgress` where none has, else `ringSuccess`: the next `ringRecv` from `peer`
- * finds its message there, the beginning at the least. An error is what a receive would return,
+ * finds its message there, the beginning at the least. What a collective sends counts as a
+ * message, so probe while `peer` makes none. An error is what a receive would return,
  * and ends the communicator as that does. It is for ranks without a CUDA device.
  *
  * Requires:

@@ -13,6 +13,7 @@ use ringcomm::config::{AddressFamily, Config, Protection};
 use ringcomm::plan::Collective;
 use ringcomm::plan::topology::Topology;
 use ringcomm::types::{DataType, ReduceOp};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 use support::samples::{COPYING, REDUCING, SLOT, blocks_of, sample_on};
 use support::skips::skip;
@@ -234,6 +235,9 @@ fn settings_that_differ_between_hosts_are_named() {
     }
 }
 
+/// Rank 0 has found nothing: what a barrier sends is a message, too.
+static HAS_PROBED: AtomicBool = AtomicBool::new(false);
+
 /// What crosses between the ranks of [`a_probe_finds_what_another_host_sent`].
 fn probes_another_host(comm: &Communicator) {
     let (mut got, patience) = ([0u32], Duration::from_secs(20));
@@ -245,12 +249,17 @@ fn probes_another_host(comm: &Communicator) {
         // SAFETY: the value outlives the call.
         let sent = unsafe { comm.try_send(message) }.expect("a right message");
         assert!(!sent, "no message to another host leaves at once for sure");
+        while !HAS_PROBED.load(Relaxed) {
+            std::thread::yield_now();
+        }
         comm.barrier().expect("rank 0 comes");
         send(6);
         // The last that this rank does.
         return send(7);
     }
-    assert!(!comm.probe(1, Duration::ZERO).expect("rank 1 is there"));
+    let early = comm.probe(1, Duration::ZERO);
+    HAS_PROBED.store(true, Relaxed);
+    assert!(!early.expect("rank 1 is there"));
     comm.barrier().expect("rank 1 comes");
     for value in [6, 7] {
         assert!(comm.probe(1, patience).expect("rank 1 has sent"));
