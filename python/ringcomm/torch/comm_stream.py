@@ -115,7 +115,7 @@ class CommStream:
                     return SENT
             return self._give([(lib.ringSend, arguments)], keep)
 
-    def come(self, timeout_ms: int) -> bool:
+    def probe(self, timeout_ms: int) -> bool:
         """Whether a message of rank 0 has come, after at most so long."""
         result = lib.ringProbe(0, timeout_ms, self.comm)
         if result and result != Result.IN_PROGRESS:

@@ -171,7 +171,7 @@ class Receiver(Channel):
         comm_stream = self.comm_stream
         assert comm_stream is not None
         try:
-            if not comm_stream.come(max(0, int((end - time.monotonic()) * 1000))):
+            if not comm_stream.probe(max(0, int((end - time.monotonic()) * 1000))):
                 return False
             comm_stream.run(
                 [(lib.ringRecv, (ctypes.addressof(self._header), HEADER_BYTES, BYTE, 0))]

@@ -72,8 +72,8 @@ def unseal(key: bytes, place: str, sealed: bytes) -> Optional[bytes]:
 
 
 class Exchange:
-    """One rank's part in Diffie-Hellman exchanges. A process makes one for all of its groups: each
-    number takes 3 ms to compute."""
+    """One rank's part in Diffie-Hellman exchanges. A process makes one for all of its groups, since
+    its numbers take long to compute."""
 
     _own: Optional[Exchange] = None
 
