@@ -2,7 +2,7 @@
 //! signals of threads, variables.
 
 pub(crate) mod descriptors;
-pub(crate) mod environment;
+pub mod environment;
 pub(crate) mod poll;
 pub(crate) mod sockets;
 pub mod tcp_liveness;
