@@ -18,6 +18,8 @@ mod health;
 pub mod init;
 mod memory;
 mod messages;
+#[doc(hidden)]
+pub mod one_sided;
 mod shrink;
 #[cfg(test)]
 mod sim;
@@ -371,6 +373,12 @@ impl Communicator {
         self.plan_context.set(engine.plan_context.clone()).expect("constants are agreed on once");
     }
 
+    /// A number that its ranks have in common, and hardly any other communicator's.
+    #[doc(hidden)]
+    pub fn number(&self) -> u32 {
+        number_of(&self.id)
+    }
+
     /// The flight record as JSON: the last operations, and who waits for whom. From any thread.
     pub fn dump(&self) -> String {
         let failure = self.async_error().map(|error| error.to_string());
@@ -383,7 +391,7 @@ impl Communicator {
     }
 
     fn flight(&self) -> FlightDump {
-        FlightDump { pages: self.health.pages.clone(), number: number_of(&self.id) }
+        FlightDump { pages: self.health.pages.clone(), number: self.number() }
     }
 
     /// Register a page-aligned range or memory of `shm_export::allocate`, so that peers in other

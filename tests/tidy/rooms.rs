@@ -22,7 +22,7 @@ const HOUSES: [(&str, &[&str]); 8] = [
             "tuning",
             "gpu",
             "exec",
-            "mod failure messages",
+            "mod failure messages one_sided",
             "enqueue",
             "init",
             "shrink",

@@ -386,6 +386,16 @@ pub struct GroupBatch<E: GroupMember> {
 }
 
 impl<E: GroupMember> GroupBatch<E> {
+    /// What the group's collectives take where those of a communicator follow each other and
+    /// communicators run at the same time; `of` is what one takes.
+    pub fn longest(&self, of: impl Fn(&E, &E::Call) -> Result<f64>) -> Result<f64> {
+        let list = |list: &List<E>| {
+            let calls = list.program.collectives.iter();
+            calls.map(|call| of(&list.communicator, call)).sum::<Result<f64>>()
+        };
+        self.lists.iter().map(list).try_fold(0.0, |longest, own| Ok(own?.max(longest)))
+    }
+
     /// Start everything, wait for what has no stream, and return the first error, which all
     /// communicators of the group get to know.
     pub fn run(&mut self) -> Result<()> {

@@ -163,6 +163,17 @@ pub fn end() -> Result<()> {
     with_local(&GROUP, group::end)
 }
 
+/// Leave the group as [`end`] does, without running it: what its collectives would take by the cost
+/// model, in microseconds. Messages count nothing; an inner group's are counted by the outermost.
+pub fn simulate() -> Result<f64> {
+    let left = with_local(&GROUP, |group| group.borrow_mut().leave());
+    let Some(batch) = left? else { return Ok(0.0) };
+    batch.longest(|communicator, call| match call {
+        Deferred::Collective(call) => Ok(communicator.explain(&call.call())?.predicted_us),
+        Deferred::Messages(_) => Ok(0.0),
+    })
+}
+
 /// Whether a group is open on this thread.
 pub fn is_open() -> bool {
     with_local(&GROUP, |group| group.borrow().is_open())

@@ -66,6 +66,20 @@ impl Communicator {
         Ok(Communicator::init_unless(nranks, id, rank, config, StopConditions::deadline(deadline))?)
     }
 
+    /// As [`Communicator::init_rank`], until `cancelled` says that nobody waits for it any more.
+    #[doc(hidden)]
+    pub fn init_rank_unless(
+        nranks: usize,
+        id: &UniqueId,
+        rank: usize,
+        config: &Config,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Communicator> {
+        let deadline = Instant::now() + config.init_timeout();
+        let until = StopConditions { deadline, cancelled: Some(cancelled), failed: None };
+        Ok(Communicator::init_unless(nranks, id, rank, config, until)?)
+    }
+
     /// As [`Communicator::init_rank`], with reasons to stop waiting for the others.
     pub(super) fn init_unless(
         nranks: usize,

@@ -224,7 +224,8 @@ impl Registrations {
         Ok(input.zip(output).map(base))
     }
 
-    fn address(&mut self, region: u64, offset: u64, bytes: usize) -> Result<Option<*mut u8>> {
+    /// The address of a range in a peer's region, if this process can have it.
+    pub fn address(&mut self, region: u64, offset: u64, bytes: usize) -> Result<Option<*mut u8>> {
         let Ok(start) = usize::try_from(offset) else { return Ok(None) };
         Ok(match region {
             BufferLocation::UNUSED => (bytes == 0).then_some(std::ptr::null_mut()),
