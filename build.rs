@@ -14,10 +14,12 @@ const SONAME: &str = "libringcomm.so.1";
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,{SONAME}");
+    // For every target here, since Cargo hands arguments for a library alone on to the libraries of
+    // dependents, which have names of their own. A program has no such name, and ignores it.
+    println!("cargo:rustc-link-arg=-Wl,-soname,{SONAME}");
     // It stays where it is once it is loaded: threads of its own, handlers of `fork` and of a
     // thread's end run its code after a `dlclose`.
-    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    println!("cargo:rustc-link-arg=-Wl,-z,nodelete");
     // Not at every commit, which would compile everything again for a name: a commit that leaves
     // the library's sources alone leaves it what it was.
     println!("cargo:rerun-if-changed=src");

@@ -2,6 +2,8 @@
 //!
 //! What comes out of here is checked; the functions above never look at a raw value.
 #![allow(unsafe_code)]
+// Public for interfaces of the workspace alone; what a C caller promises holds for all of it.
+#![allow(clippy::not_unsafe_ptr_arg_deref)]
 
 use crate::bootstrap::UniqueId;
 use crate::error::{Error, Result};

@@ -27,6 +27,9 @@ pub enum HandleKind {
     Communicator = 0x5201,
     Stream = 0x5202,
     Registration = 0x5203,
+    /// Of NCCL's interface (cbindings/nccl), as is the next.
+    NcclCommunicator = 0x5204,
+    NcclWindow = 0x5205,
 }
 
 /// Bits of the index in a handle: 262,144 things of a kind may be alive at a time.

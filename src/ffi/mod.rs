@@ -9,10 +9,10 @@
 
 pub mod types;
 
-mod boundary;
-mod convert;
+pub mod boundary;
+pub mod convert;
 pub mod handle;
-mod object;
+pub mod object;
 mod reductions;
 
 pub mod calls;

@@ -7,4 +7,4 @@ pub mod stream;
 pub mod vector;
 
 mod arg_check;
-pub(super) mod dispatch;
+pub mod dispatch;

@@ -6,4 +6,4 @@ pub mod launched;
 pub mod lifecycle;
 pub mod query;
 
-pub(super) mod grouped_creation;
+pub mod grouped_creation;
