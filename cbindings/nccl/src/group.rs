@@ -1,0 +1,98 @@
+//! Groups: the library's own, with what is asked for in them.
+#![allow(unsafe_code)]
+
+use crate::comm::{answer_of, last_text, refuse};
+use crate::create::{Creation, forget, make_all};
+use crate::environment::log;
+use crate::types::*;
+use ringcomm::communicator::enqueue;
+use ringcomm::ffi::boundary::caught;
+use ringcomm::ffi::calls::group::{ringGroupEnd, ringGroupStart};
+use std::cell::{Cell, RefCell};
+use std::mem::offset_of;
+
+thread_local! {
+    /// Communicators that this thread's group is to make.
+    static ASKED_FOR: RefCell<Vec<Creation>> = const { RefCell::new(Vec::new()) };
+    /// Whether the group has calls that return before they are done.
+    static RETURNS_EARLY: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Keep a communicator that is to be made for the group's end.
+pub fn keep(creation: Creation) {
+    ASKED_FOR.with_borrow_mut(|all| all.push(creation));
+}
+
+/// A call of the open group, if there is one, does not block.
+pub fn note_nonblocking(returns_early: bool) {
+    if returns_early && enqueue::is_open() {
+        let _ = RETURNS_EARLY.try_with(|early| early.set(true));
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pncclGroupStart() -> ncclResult_t {
+    answer_of(ringGroupStart())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pncclGroupEnd() -> ncclResult_t {
+    let ran = answer_of(ringGroupEnd());
+    if enqueue::is_open() {
+        return ran;
+    }
+    let (asked_for, returns_early) = take();
+    if ran != ncclSuccess {
+        forget(asked_for);
+        return ran;
+    }
+    match asked_for.is_empty() {
+        true if returns_early => ncclInProgress,
+        true => ncclSuccess,
+        false => make_all(asked_for),
+    }
+}
+
+/// What the thread's group was to do beside the library's calls; a thread that is ending has none.
+fn take() -> (Vec<Creation>, bool) {
+    let asked_for = ASKED_FOR.try_with(RefCell::take).unwrap_or_default();
+    (asked_for, RETURNS_EARLY.try_with(Cell::take).unwrap_or_default())
+}
+
+/// The group's time by the cost model, in microseconds; nothing of it runs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> ncclResult_t {
+    let time = caught(enqueue::simulate);
+    if enqueue::is_open() && time.is_ok() {
+        return ncclSuccess;
+    }
+    forget(take().0);
+    match time {
+        // SAFETY: the caller's promise.
+        Ok(microseconds) => unsafe { write_estimate(simInfo, microseconds) },
+        Err(error) => {
+            let code = crate::comm::refuse_by(&error);
+            log::warn_alone(&last_text());
+            code
+        }
+    }
+}
+
+unsafe fn write_estimate(info: *mut ncclSimInfo_t, microseconds: f64) -> ncclResult_t {
+    if info.is_null() {
+        return refuse(ncclInvalidArgument, "ncclGroupSimulateEnd: simInfo is NULL".into());
+    }
+    // SAFETY: every structure has its head, whatever its size.
+    let (size, magic) = unsafe {
+        (info.cast::<usize>().read_unaligned(), (&raw const (*info).magic).read_unaligned())
+    };
+    if magic != SIM_INFO_MAGIC || size < offset_of!(ncclSimInfo_t, estimatedTime) + size_of::<f32>()
+    {
+        let why = "ncclGroupSimulateEnd: simInfo was not initialized; begin with \
+                   NCCL_SIM_INFO_INITIALIZER";
+        return refuse(ncclInvalidArgument, why.into());
+    }
+    // SAFETY: the structure has the field, by its size.
+    unsafe { (&raw mut (*info).estimatedTime).write_unaligned(microseconds as f32) };
+    ncclSuccess
+}

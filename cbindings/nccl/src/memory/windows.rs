@@ -1,0 +1,261 @@
+//! Windows, and what ranks do to each other's: put, signal, wait.
+//!
+//! A call here is done when it returns: host memory has no stream to be behind. Signals are
+//! counters of the communicator, a word for each rank and number.
+#![allow(unsafe_code)]
+
+use super::shared;
+use crate::comm::{Comm, ask, locked};
+use crate::types::*;
+use ringcomm::Communicator;
+use ringcomm::communicator::one_sided::PeerWindows;
+use ringcomm::error::{Error, Result};
+use ringcomm::ffi::convert;
+use ringcomm::ffi::handle::{HandleKind, HandleTable};
+use ringcomm::ffi::object;
+use ringcomm::ffi::types::RawDataType;
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex};
+
+/// Signals that each rank has on each other.
+const SIGNALS: usize = 64;
+
+/// A window that a program has.
+struct Registered {
+    window: PeerWindows,
+    /// Whose it is.
+    number: u32,
+    /// The registration of memory that was not shared before.
+    key: Option<u64>,
+}
+
+static WINDOWS: HandleTable<Registered> = HandleTable::new(HandleKind::NcclWindow);
+
+/// The counters of a communicator's signals.
+pub struct Signals {
+    window: PeerWindows,
+    /// How many of each have been waited for.
+    taken: Mutex<Vec<u64>>,
+}
+
+impl Signals {
+    fn new(communicator: &Communicator) -> Result<Signals> {
+        let words = communicator.nranks() * SIGNALS;
+        let memory = shared(words * size_of::<u64>())?;
+        let window = communicator.window(memory.cast(), words * size_of::<u64>())?;
+        Ok(Signals { window, taken: Mutex::new(vec![0; words]) })
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `new`. A peer that maps it keeps its own mapping.
+        unsafe { ringcomm::ffi::memory::ringMemFree(self.window.address.cast()) };
+    }
+}
+
+/// All ranks call it. A buffer that no other rank could reach is registered first.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclCommWindowRegister(
+    comm: ncclComm_t,
+    buff: *mut c_void,
+    size: usize,
+    win: *mut ncclWindow_t,
+    winFlags: c_int,
+) -> ncclResult_t {
+    ask("ncclCommWindowRegister", comm, |own, ring| {
+        let out = convert::out(win, "win")?;
+        let flags = NCCL_WIN_COLL_SYMMETRIC
+            | NCCL_WIN_STRICT_ORDERING
+            | NCCL_WIN_GIN_ONLY
+            | NCCL_WIN_CFT_COUNTED;
+        if winFlags & !flags != 0 {
+            return Err(Error::argument(format!("{winFlags:#x} has flags that no window has")));
+        }
+        if buff.is_null() && size > 0 {
+            return Err(Error::argument("buff is NULL"));
+        }
+        own.check("ncclCommWindowRegister").map_err(|_| refused(own))?;
+        own.wait_for_calls();
+        let communicator = &ring.communicator;
+        if communicator.check_on_host(buff.cast(), "buff").is_err() {
+            // Calls reach a device's memory as it is; nobody puts there.
+            out.set(null_mut());
+            return Ok(());
+        }
+        let key = match size {
+            0 => None,
+            _ => communicator.register(buff.cast(), size).ok(),
+        };
+        if own.signals.get().is_none() {
+            let _ = own.signals.set(Signals::new(communicator)?);
+        }
+        let window = communicator.window(buff.cast(), size)?;
+        let registered = Registered { window, number: communicator.number(), key };
+        out.set(WINDOWS.insert(registered)?.cast());
+        Ok(())
+    })
+}
+
+/// Why a communicator takes no calls, as it was kept.
+fn refused(own: &Comm) -> Error {
+    Error::usage(own.last_text().to_string_lossy())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclCommWindowDeregister(
+    comm: ncclComm_t,
+    win: ncclWindow_t,
+) -> ncclResult_t {
+    if win.is_null() {
+        return ncclSuccess;
+    }
+    ask("ncclCommWindowDeregister", comm, |_, ring| {
+        of(win, ring)?;
+        let registered = WINDOWS.close(win.cast()).ok_or_else(|| none(win))?;
+        registered.key.map_or(Ok(()), |key| ring.communicator.deregister(key))
+    })
+}
+
+fn none(win: ncclWindow_t) -> Error {
+    Error::argument(format!("{win:p} is no window of this communicator, or is one no more"))
+}
+
+/// Enter a window of this communicator.
+fn of(
+    win: ncclWindow_t,
+    ring: &object::Comm,
+) -> Result<ringcomm::ffi::handle::InsideCall<Registered>> {
+    let inside = WINDOWS.enter(win.cast());
+    inside.filter(|found| found.number == ring.communicator.number()).ok_or_else(|| none(win))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclWinGetUserPtr(
+    comm: ncclComm_t,
+    win: ncclWindow_t,
+    outUserPtr: *mut *mut c_void,
+) -> ncclResult_t {
+    ask("ncclWinGetUserPtr", comm, |_, ring| {
+        let out = convert::out(outUserPtr, "outUserPtr")?;
+        out.set(of(win, ring)?.window.address.cast());
+        Ok(())
+    })
+}
+
+/// The word of a signal from rank `from`.
+fn word(sigIdx: c_int, ctx: c_int, from: usize) -> Result<usize> {
+    if ctx != 0 {
+        return Err(Error::argument(format!("context {ctx}; there is context 0")));
+    }
+    match usize::try_from(sigIdx) {
+        Ok(index) if index < SIGNALS => Ok(from * SIGNALS + index),
+        _ => Err(Error::argument(format!("signal {sigIdx}; there are 0 to {}", SIGNALS - 1))),
+    }
+}
+
+fn signals(own: &Comm) -> Result<&Signals> {
+    own.signals.get().ok_or_else(|| {
+        Error::usage("a communicator has signals once all ranks have called ncclCommWindowRegister")
+    })
+}
+
+/// Ready for a call on windows: not busy, with nothing before it that still runs.
+fn ready(function: &str, own: &Arc<Comm>, flags: c_uint) -> Result<()> {
+    if ringcomm::communicator::enqueue::is_open() {
+        return Err(Error::usage(
+            "puts and signals are not put into groups; call it outside of one",
+        ));
+    }
+    if flags != 0 {
+        return Err(Error::argument(format!("flags {flags:#x}; give 0")));
+    }
+    own.check(function).map_err(|_| refused(own))?;
+    own.wait_for_calls();
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclPutSignal(
+    localbuff: *const c_void,
+    count: usize,
+    datatype: ncclDataType_t,
+    peer: c_int,
+    peerWin: ncclWindow_t,
+    peerWinOffset: usize,
+    sigIdx: c_int,
+    ctx: c_int,
+    flags: c_uint,
+    comm: ncclComm_t,
+    _stream: cudaStream_t,
+) -> ncclResult_t {
+    const NAME: &str = "ncclPutSignal";
+    ask(NAME, comm, |own, ring| {
+        ready(NAME, own, flags)?;
+        let communicator = &ring.communicator;
+        let peer = convert::rank(peer, communicator.nranks(), "peer")?;
+        let bytes = convert::bytes(count, convert::data_type(RawDataType(datatype))?)?;
+        if localbuff.is_null() && bytes > 0 {
+            return Err(Error::argument("localbuff is NULL"));
+        }
+        communicator.check_on_host(localbuff.cast(), "localbuff")?;
+        let (signals, word) = (signals(own)?, word(sigIdx, ctx, communicator.rank())?);
+        let registered = of(peerWin, ring)?;
+        // SAFETY: the caller's promise.
+        unsafe {
+            communicator.put(&registered.window, peer, peerWinOffset, localbuff.cast(), bytes)?;
+        }
+        communicator.signal(&signals.window, peer, word)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclSignal(
+    peer: c_int,
+    sigIdx: c_int,
+    ctx: c_int,
+    flags: c_uint,
+    comm: ncclComm_t,
+    _stream: cudaStream_t,
+) -> ncclResult_t {
+    const NAME: &str = "ncclSignal";
+    ask(NAME, comm, |own, ring| {
+        ready(NAME, own, flags)?;
+        let communicator = &ring.communicator;
+        let peer = convert::rank(peer, communicator.nranks(), "peer")?;
+        let word = word(sigIdx, ctx, communicator.rank())?;
+        communicator.signal(&signals(own)?.window, peer, word)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclWaitSignal(
+    nDesc: c_int,
+    signalDescs: *mut ncclWaitSignalDesc_t,
+    comm: ncclComm_t,
+    _stream: cudaStream_t,
+) -> ncclResult_t {
+    const NAME: &str = "ncclWaitSignal";
+    ask(NAME, comm, |own, ring| {
+        ready(NAME, own, 0)?;
+        let communicator = &ring.communicator;
+        let count = usize::try_from(nDesc)
+            .map_err(|_| Error::argument(format!("{nDesc} descriptors of signals")))?;
+        let mut descriptors = Vec::new();
+        if count > 0 {
+            convert::read_array(signalDescs, count, "signalDescs", &mut descriptors)?;
+        }
+        let signals = signals(own)?;
+        for ncclWaitSignalDesc_t { opCnt, peer, sigIdx, ctx } in descriptors {
+            let peer = convert::rank(peer, communicator.nranks(), "peer")?;
+            let word = word(sigIdx, ctx, peer)?;
+            let more = u64::try_from(opCnt)
+                .map_err(|_| Error::argument(format!("{opCnt} signals to wait for")))?;
+            let wanted = locked(&signals.taken)[word] + more;
+            communicator.await_signal(&signals.window, peer, word, wanted)?;
+            locked(&signals.taken)[word] = wanted;
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,112 @@
+//! Windows, puts and signals; memory that is allocated and registered.
+
+use crate::ranks::*;
+use ringcomm_nccl::group::*;
+use ringcomm_nccl::memory::windows::*;
+use ringcomm_nccl::memory::*;
+use ringcomm_nccl::types::*;
+use ringcomm_nccl::unsupported::*;
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+const BYTES: usize = 8192;
+
+fn allocate() -> *mut c_void {
+    let mut memory = null_mut();
+    // SAFETY: the place is a local.
+    ok(unsafe { pncclMemAlloc(&mut memory, BYTES) });
+    memory
+}
+
+#[test]
+fn what_is_put_is_there_once_its_signal_has_come() {
+    with_ranks(2, |rank, comm| {
+        let (memory, mut window, mut found) = (allocate(), null_mut(), null_mut());
+        let values: Vec<i32> = (0..100).map(|at| at * (rank + 1)).collect();
+        let source = values.as_ptr().cast();
+        let other = 1 - rank;
+        let mut wait = ncclWaitSignalDesc_t { opCnt: 2, peer: other, sigIdx: 5, ctx: 0 };
+        // SAFETY: the memory has room, and the places are locals.
+        unsafe {
+            let flags = NCCL_WIN_COLL_SYMMETRIC;
+            ok(pncclCommWindowRegister(comm, memory, BYTES, &mut window, flags));
+            ok(pncclWinGetUserPtr(comm, window, &mut found));
+            assert_eq!(found, memory);
+            let no = null_mut();
+            ok(pncclPutSignal(source, 100, ncclInt, other, window, 400, 5, 0, 0, comm, no));
+            ok(pncclSignal(other, 5, 0, 0, comm, no));
+            ok(pncclWaitSignal(1, &mut wait, comm, no));
+            let come = memory.cast::<i32>().add(100);
+            assert!((0..100).all(|at| come.add(at as usize).read() == at * (other + 1)));
+            let wrong =
+                pncclPutSignal(source, 100, ncclInt, other, window, BYTES, 5, 0, 0, comm, no);
+            refused(wrong, ncclInvalidArgument, "are not in the window of rank");
+            let wrong = pncclSignal(other, 64, 0, 0, comm, no);
+            refused(wrong, ncclInvalidArgument, "signal 64; there are 0 to 63");
+            let wrong = pncclSignal(other, 0, 1, 0, comm, no);
+            refused(wrong, ncclInvalidArgument, "context 1");
+            ok(pncclGroupStart());
+            refused(pncclSignal(other, 0, 0, 0, comm, no), ncclInvalidUsage, "groups");
+            refused(pncclGroupEnd(), ncclInvalidUsage, "groups");
+            ok(pncclCommWindowDeregister(comm, window));
+            let wrong = pncclCommWindowDeregister(comm, window);
+            refused(wrong, ncclInvalidArgument, "is one no more");
+            ok(pncclMemFree(memory));
+            refused(pncclMemFree(memory), ncclInvalidArgument, "ncclMemAlloc");
+        }
+    });
+}
+
+#[test]
+fn signals_need_a_window_first() {
+    with_ranks(2, |rank, comm| {
+        // SAFETY: nothing is read.
+        let early = unsafe { pncclSignal(1 - rank, 0, 0, 0, comm, null_mut()) };
+        refused(early, ncclInvalidUsage, "ncclCommWindowRegister");
+    });
+}
+
+#[test]
+fn any_buffer_can_be_registered() {
+    with_ranks(2, |_, comm| {
+        let mut odd = [0u8; 100];
+        let (mut one, mut other, memory) = (null_mut(), null_mut(), allocate());
+        // SAFETY: the buffers live, and the places are locals.
+        unsafe {
+            ok(pncclCommRegister(comm, odd.as_mut_ptr().add(1).cast(), 99, &mut one));
+            ok(pncclCommRegister(comm, memory, BYTES, &mut other));
+            ok(pncclCommDeregister(comm, one));
+            ok(pncclCommDeregister(comm, other));
+            refused(pncclCommDeregister(comm, other), ncclInvalidArgument, "registration");
+            let wrong = pncclCommRegister(comm, null_mut(), 8, &mut one);
+            refused(wrong, ncclInvalidArgument, "ncclCommRegister: the buffer is NULL");
+            ok(pncclMemFree(memory));
+            ok(pncclMemFree(null_mut()));
+        }
+    });
+}
+
+#[test]
+fn what_kernels_would_need_is_refused_with_the_reason() {
+    with_ranks(1, |_, comm| {
+        let why = "kernels compiled against NCCL's headers";
+        // SAFETY: nothing is read or written.
+        unsafe {
+            let refusals = [
+                pncclDevCommCreate(comm, std::ptr::null(), null_mut()),
+                pncclDevCommDestroy(comm, std::ptr::null()),
+                pncclGetLsaDevicePointer(null_mut(), 0, 0, null_mut()),
+                pncclGetPeerDevicePointer(null_mut(), 0, 0, null_mut()),
+                pncclGetLsaMultimemDevicePointer(null_mut(), 0, null_mut()),
+                pncclLLA2ACreateRequirement(1, 1, null_mut(), null_mut()),
+            ];
+            for refusal in refusals {
+                refused(refusal, ncclInvalidUsage, why);
+            }
+        }
+        let world = pncclTeamWorld(comm);
+        assert_eq!((world.nRanks, world.rank, world.stride), (1, 0, 1));
+        assert_eq!(pncclTeamRankToWorld(comm, world, 0), 0);
+        assert_eq!(pncclTeamWorld(null_mut()).nRanks, 0);
+    });
+}
