@@ -221,11 +221,16 @@ def aarch64():
 
 
 def abi():
-    """Header drift, layouts, prototypes, exported symbols."""
+    """Header drift, layouts, prototypes, exported symbols; NCCL's headers and the library in its place."""
     need("nm", "readelf")
-    env = {"RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so"), **libclang()}
+    env = {"RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so"),
+           "RINGCOMM_NCCL_LIBRARY": str(TARGET / "release/libringcomm_nccl.so"),
+           "NCCL_HEADERS": str(TARGET / "nccl-headers"), **libclang()}
     return [
-        Together(cargo("build", "--release"), cargo("build", "--profile", "test", "--tests", "-p", "ringcomm-abi")),
+        Together(cargo("build", "--release", "-p", "ringcomm", "-p", "ringcomm-nccl"),
+                 cargo("build", "--profile", "test", "--tests", "-p", "ringcomm-abi")),
+        Command(sys.executable, "scripts/nccl_headers.py"),
+        Command(sys.executable, "scripts/test_nccl_headers.py"),
         cargo("test", "--no-fail-fast", "-p", "ringcomm-abi", env=env),
     ]
 
