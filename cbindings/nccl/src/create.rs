@@ -41,6 +41,13 @@ pub struct Creation {
 // SAFETY: `out` is only written on the thread that asked.
 unsafe impl Send for Creation {}
 
+impl Creation {
+    /// What takes no other calls until it is over.
+    fn busy_parent(&self) -> Option<Arc<Comm>> {
+        self.parent.as_ref().filter(|_| !self.is_blocking).map(|(_, parent)| Arc::clone(parent))
+    }
+}
+
 /// Ask for a communicator. The handle is written to `out` at once.
 pub fn create(
     function: &'static str,
@@ -70,6 +77,7 @@ pub fn make_all(creations: Vec<Creation>) -> ncclResult_t {
         return finish(&creations.iter().map(Place::of).collect::<Vec<_>>(), run(creations));
     }
     let places: Vec<Place> = creations.iter().map(Place::of).collect();
+    let parents: Vec<Arc<Comm>> = creations.iter().filter_map(Creation::busy_parent).collect();
     let job = move || {
         // Whoever asked polls: the handle stays, and says what became of it.
         let _ = run(creations);
@@ -81,6 +89,7 @@ pub fn make_all(creations: Vec<Creation>) -> ncclResult_t {
             let errno = error.raw_os_error().unwrap_or(0);
             let code = refuse_by(&Error::System { what, errno });
             places.iter().for_each(Place::withdraw);
+            parents.iter().for_each(|parent| parent.over(ncclSuccess));
             code
         }
     }
@@ -89,7 +98,7 @@ pub fn make_all(creations: Vec<Creation>) -> ncclResult_t {
 /// Nothing of it is made: the group that asked for it has failed.
 pub fn forget(creations: Vec<Creation>) {
     for creation in &creations {
-        if let Some((_, parent)) = creation.parent.as_ref().filter(|_| !creation.is_blocking) {
+        if let Some(parent) = creation.busy_parent() {
             parent.over(ncclSuccess);
         }
         Place::of(creation).withdraw();

@@ -8,6 +8,7 @@ use ringcomm::error::Error;
 use ringcomm::ffi::calls::stream::ringStreamDestroy;
 use ringcomm::ffi::comm::lifecycle::*;
 use ringcomm::ffi::convert;
+use ringcomm::ffi::object;
 use ringcomm::ffi::types::ringResult_t;
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -112,6 +113,11 @@ fn end(comm: ncclComm_t, own: Arc<Comm>) -> ncclResult_t {
     if !ring.is_null() {
         // SAFETY: safe for any argument.
         unsafe { ringCommAbort(ring) };
+        // In a signal handler that interrupted a call the library leaves its handle: that call
+        // returns first, and who waited for it here would wait for itself.
+        if object::enter(ring).is_ok() {
+            return ncclSuccess;
+        }
     }
     close(comm, &own);
     ncclSuccess
@@ -124,7 +130,7 @@ fn close(comm: ncclComm_t, own: &Comm) {
         // SAFETY: safe for any argument. Its calls are done, or fail at once.
         unsafe { ringStreamDestroy(stream) };
     }
-    // A call of another thread leaves soon; this one may itself be in a signal handler.
+    // A call of another thread leaves soon.
     drop(COMMS.bar(comm.cast()).and_then(|closing| closing.take_within(ENDING)));
 }
 

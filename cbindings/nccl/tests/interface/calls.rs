@@ -217,3 +217,14 @@ fn questions_have_their_answers() {
         }
     });
 }
+
+#[test]
+fn the_documentation_has_every_function_and_variable() {
+    let page = include_str!("../../../../docs/nccl.md");
+    for function in ringcomm_nccl::twins::FUNCTIONS {
+        assert!(page.contains(&format!("`nccl{function}`")), "nccl{function}");
+    }
+    for (variable, _) in ringcomm_nccl::environment::table::VARIABLES {
+        assert!(page.contains(&format!("`{variable}`")), "NCCL_{variable}");
+    }
+}

@@ -7,6 +7,8 @@ use ringcomm_nccl::lifecycle::*;
 use ringcomm_nccl::types::*;
 use std::ptr::{null, null_mut};
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 /// The sum of one over all ranks: how many there are.
 fn counted(comm: ncclComm_t) -> i32 {
@@ -233,4 +235,56 @@ fn a_call_of_a_rank_whose_peer_aborts_ends_with_its_name() {
             });
         }
     });
+}
+
+/// What the handler of the signal gives up, and what it was told.
+static INTERRUPTED: AtomicPtr<ncclComm> = AtomicPtr::new(null_mut());
+static TOLD: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+extern "C" fn give_up(_: i32) {
+    // SAFETY: safe for any argument.
+    let told = unsafe { pncclCommAbort(INTERRUPTED.load(SeqCst)) };
+    TOLD.store(told as usize, SeqCst);
+}
+
+#[test]
+fn a_signal_handler_aborts_the_call_that_it_interrupts() {
+    let (id, done, caller) = (new_id(), Barrier::new(2), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        let handler = give_up as extern "C" fn(i32) as libc::sighandler_t;
+        // SAFETY: the handler calls what a handler may.
+        unsafe { libc::signal(libc::SIGUSR2, handler) };
+        let (caller, done) = (&caller, &done);
+        scope.spawn(move || {
+            let (mut comm, one, mut sum) = (null_mut(), 1i32, 0i32);
+            // SAFETY: the places are locals.
+            unsafe {
+                ok(pncclCommInitRank(&mut comm, 2, id, 0));
+                INTERRUPTED.store(comm, SeqCst);
+                caller.store(libc::pthread_self() as usize, SeqCst);
+                let (send, recv) = ((&raw const one).cast(), (&raw mut sum).cast());
+                let (begun, no) = (Instant::now(), null_mut());
+                let ended = pncclAllReduce(send, recv, 1, ncclInt, ncclSum, comm, no);
+                assert_eq!(ended, ncclInternalError);
+                assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+                done.wait();
+                ok(pncclCommAbort(comm));
+            }
+        });
+        scope.spawn(move || {
+            let mut comm = null_mut();
+            // SAFETY: the place is a local; the thread that is interrupted waits for this one.
+            unsafe {
+                ok(pncclCommInitRank(&mut comm, 2, id, 1));
+                while caller.load(SeqCst) == 0 {
+                    std::thread::yield_now();
+                }
+                std::thread::sleep(Duration::from_millis(100));
+                libc::pthread_kill(caller.load(SeqCst) as libc::pthread_t, libc::SIGUSR2);
+                done.wait();
+                ok(pncclCommAbort(comm));
+            }
+        });
+    });
+    assert_eq!(TOLD.load(SeqCst), ncclSuccess as usize);
 }
