@@ -3,6 +3,7 @@
 
 use crate::comm::{ask, call};
 use crate::environment::log;
+use crate::memory::device_scalars::{FIRST_MADE, create, forget, is_on_device, refresh};
 use crate::types::*;
 use ringcomm::error::Error;
 use ringcomm::ffi::calls::collective::*;
@@ -22,6 +23,11 @@ pub unsafe extern "C" fn pncclAllReduce(
     stream: cudaStream_t,
 ) -> ncclResult_t {
     log::collective("ncclAllReduce", comm, (sendbuff, recvbuff, count));
+    if op >= FIRST_MADE
+        && let Err(code) = refresh(op, comm, stream)
+    {
+        return code;
+    }
     call("ncclAllReduce", comm, stream, |ring, stream| {
         // SAFETY: the caller's promise.
         unsafe {
@@ -69,6 +75,11 @@ pub unsafe extern "C" fn pncclReduce(
     stream: cudaStream_t,
 ) -> ncclResult_t {
     log::collective("ncclReduce", comm, (sendbuff, recvbuff, count));
+    if op >= FIRST_MADE
+        && let Err(code) = refresh(op, comm, stream)
+    {
+        return code;
+    }
     call("ncclReduce", comm, stream, |ring, stream| {
         // SAFETY: the caller's promise.
         unsafe {
@@ -113,6 +124,11 @@ pub unsafe extern "C" fn pncclReduceScatter(
     stream: cudaStream_t,
 ) -> ncclResult_t {
     log::collective("ncclReduceScatter", comm, (sendbuff, recvbuff, recvcount));
+    if op >= FIRST_MADE
+        && let Err(code) = refresh(op, comm, stream)
+    {
+        return code;
+    }
     call("ncclReduceScatter", comm, stream, |ring, stream| {
         // SAFETY: the caller's promise.
         unsafe {
@@ -232,6 +248,9 @@ pub unsafe extern "C" fn pncclRedOpCreatePreMulSum(
     residence: ncclScalarResidence_t,
     comm: ncclComm_t,
 ) -> ncclResult_t {
+    if residence == ncclScalarDevice && is_on_device(scalar, comm) {
+        return create(op, scalar, datatype, comm);
+    }
     call("ncclRedOpCreatePreMulSum", comm, null_mut(), |ring, _| {
         let residence = RawScalarResidence(residence);
         // SAFETY: the caller's promise; an operation is a number on both sides.
@@ -248,6 +267,7 @@ pub unsafe extern "C" fn pncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) ->
             Err(Error::argument("a built-in operation is not destroyed"))
         });
     }
+    forget(op, comm);
     call("ncclRedOpDestroy", comm, null_mut(), |ring, _| {
         // SAFETY: safe for any arguments.
         unsafe { ringRedOpDestroy(RawRedOp(op), ring) }

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use crate::environment::{self, log};
+use crate::memory::device_scalars::DeviceScalar;
 use crate::memory::windows::Signals;
 use crate::types::*;
 use ringcomm::communicator::enqueue;
@@ -51,6 +52,8 @@ pub struct Comm {
     /// The id of `ncclCommGetUniqueId`, until it is used.
     pub grows_by: Mutex<Option<ncclUniqueId>>,
     pub name: Option<String>,
+    /// Factors of reductions in its device's memory.
+    pub device_scalars: Mutex<Vec<DeviceScalar>>,
     /// The counters of its signals, once it has windows.
     pub signals: OnceLock<Signals>,
 }
@@ -76,6 +79,7 @@ impl Comm {
             text: Mutex::new(CString::default()),
             grows_by: Mutex::new(None),
             name,
+            device_scalars: Mutex::default(),
             signals: OnceLock::new(),
         })
     }

@@ -1,6 +1,7 @@
 //! Memory: allocated, registered, and windows into it.
 #![allow(unsafe_code)]
 
+pub mod device_scalars;
 pub mod windows;
 
 use crate::comm::{answer, ask, enter, locked};
