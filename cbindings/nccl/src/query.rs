@@ -172,6 +172,12 @@ pub extern "C" fn pncclResetDebugInit() {
     crate::environment::log::reset();
 }
 
+/// As `ncclResetDebugInit`: in no header, but NVIDIA's library exports it.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclResetDebugInitInternal() {
+    pncclResetDebugInit();
+}
+
 /// A pre-shared key is the job's secret, which all connections between hosts are made by.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pncclSetEncryption(config: *const ncclEncryptionConfig_t) -> ncclResult_t {
