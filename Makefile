@@ -25,6 +25,7 @@ all: build
 
 build:
 	$(CARGO) build --release
+	$(CARGO) build --release -p ringcomm-nccl
 
 test:
 	scripts/test
@@ -48,15 +49,18 @@ docs:
 bench:
 	$(CARGO) bench -p ringcomm-benches
 
-perf: build
+perf:
+	$(CARGO) build --release
 	$(RELEASE)/ring-perf
 
+# What has NCCL's name is in a folder of its own, where no linker finds it unasked.
 install: build
 	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(LIBDIR)/cmake/Ringcomm \
-		$(DESTDIR)$(INCLUDEDIR) $(DESTDIR)$(BINDIR)
+		$(DESTDIR)$(LIBDIR)/ringcomm $(DESTDIR)$(INCLUDEDIR) $(DESTDIR)$(BINDIR)
 	install -m 755 $(RELEASE)/libringcomm.so $(DESTDIR)$(LIBDIR)/libringcomm.so.$(ABI).$(VERSION)
 	ln -sf libringcomm.so.$(ABI).$(VERSION) $(DESTDIR)$(LIBDIR)/libringcomm.so.$(ABI)
 	ln -sf libringcomm.so.$(ABI) $(DESTDIR)$(LIBDIR)/libringcomm.so
+	install -m 755 $(RELEASE)/libringcomm_nccl.so $(DESTDIR)$(LIBDIR)/ringcomm/libnccl.so.2
 	install -m 644 include/ringcomm.h include/ringcomm.hpp $(DESTDIR)$(INCLUDEDIR)
 	$(FILL) cbindings/ringcomm.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/ringcomm.pc
 	$(FILL) cbindings/RingcommConfig.cmake.in \
@@ -69,8 +73,10 @@ uninstall:
 	rm -f $(DESTDIR)$(LIBDIR)/libringcomm.so $(DESTDIR)$(LIBDIR)/libringcomm.so.$(ABI)* \
 		$(DESTDIR)$(INCLUDEDIR)/ringcomm.h $(DESTDIR)$(INCLUDEDIR)/ringcomm.hpp \
 		$(DESTDIR)$(LIBDIR)/pkgconfig/ringcomm.pc \
-		$(DESTDIR)$(BINDIR)/ring-perf $(DESTDIR)$(BINDIR)/ringrun
+		$(DESTDIR)$(BINDIR)/ring-perf $(DESTDIR)$(BINDIR)/ringrun \
+		$(DESTDIR)$(LIBDIR)/ringcomm/libnccl.so.2
 	rm -rf $(DESTDIR)$(LIBDIR)/cmake/Ringcomm
+	test ! -d $(DESTDIR)$(LIBDIR)/ringcomm || rmdir --ignore-fail-on-non-empty $(DESTDIR)$(LIBDIR)/ringcomm
 
 clean:
 	$(CARGO) clean

@@ -431,6 +431,7 @@ fn launcher() -> io::Result<()> {
         raw_output: None,
         grace: Duration::from_millis(1500),
         remote: true,
+        nccl: true,
     };
     let to_agent =
         [ToAgent::Job(job), ToAgent::Signal(15), ToAgent::Input(vec![0; 9]), ToAgent::Ping];

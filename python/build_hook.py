@@ -13,6 +13,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 #: What cargo makes, and where the package has it.
 PARTS = {
     "libringcomm.so": "ringcomm/lib/libringcomm.so",
+    # In a folder of its own, as `make install` has it: no program finds it unasked.
+    "libringcomm_nccl.so": "ringcomm/lib/ringcomm/libnccl.so.2",
     "ring-perf": "ringcomm/bin/ring-perf",
     "ringrun": "ringcomm/bin/ringrun",
 }
@@ -31,7 +33,8 @@ class CargoHook(BuildHookInterface):
             raise SystemExit(
                 "cargo is not here: install Rust 1.89 or later (https://rustup.rs), or a wheel"
             )
-        subprocess.run(["cargo", "build", "--release", "--lib", "--bins"], cwd=root, check=True)
+        for what in (["--lib", "--bins"], ["-p", "ringcomm-nccl"]):
+            subprocess.run(["cargo", "build", "--release", *what], cwd=root, check=True)
         built = root / os.environ.get("CARGO_TARGET_DIR", "target") / "release"
         # cargo leaves the editable install's modules where they are: there they look for their
         # library.

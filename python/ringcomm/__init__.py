@@ -21,7 +21,8 @@ and hosts.
   `RingError` that names it.
 - The GIL is released in every call of the library.
 - `python -m ringcomm.run -np 4 python program.py` starts a program as ranks, on several hosts too;
-  `python -m ringcomm.perf` measures.
+  `python -m ringcomm.perf` measures; `python -m ringcomm.nccl program.py` runs what is built for
+  NCCL.
 
 Training goes on it in these ways:
 

@@ -109,7 +109,7 @@ pub(super) static ONLOOKERS: [Variable; 2] = [
 ];
 
 /// Variables of the programs and packages around the library.
-pub(super) static PROGRAMS: [Variable; 2] = [
+pub(super) static PROGRAMS: [Variable; 3] = [
     apart(
         "RINGCOMM_SSH",
         "the remote shell by which ringrun reaches other hosts",
@@ -122,6 +122,13 @@ pub(super) static PROGRAMS: [Variable; 2] = [
         "the library that the Python package loads",
         "the path of a `libringcomm.so`",
         "the library in the package",
+        "",
+    ),
+    apart(
+        "RINGCOMM_NCCL_LIBRARY",
+        "the library that takes NCCL's place under `ringrun --nccl` and `python -m ringcomm.nccl`",
+        "the path of ringcomm's `libnccl.so.2`",
+        "the library that was installed with the program",
         "",
     ),
 ];

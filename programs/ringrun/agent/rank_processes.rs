@@ -2,6 +2,7 @@
 
 use super::children::{self, Orphan};
 use super::environment;
+use super::nccl_preload;
 use crate::protocol::messages::Stream;
 use crate::protocol::messages::{Ended, Job, RankJob, ToLauncher};
 use crate::sys::poll::{self, Chunk, Outbox, Watch};
@@ -92,7 +93,10 @@ impl Crew {
         command.args(job.command[1..].iter().map(|word| OsStr::from_bytes(word)));
         let machine = std::env::vars_os().map(|(name, value)| (name.into_vec(), value.into_vec()));
         let size = rank.local_size as usize;
-        let all = environment::compose(machine, &job.forwarded, &rank.variables, size);
+        let mut all = environment::compose(machine, &job.forwarded, &rank.variables, size);
+        if job.nccl {
+            nccl_preload::apply(&mut all, &own).map_err(|why| (why, 127))?;
+        }
         command.env_clear().current_dir(directory);
         command.envs(
             all.iter().map(|(name, value)| (OsStr::from_bytes(name), OsStr::from_bytes(value))),

@@ -12,6 +12,7 @@ usage: ringrun [OPTION...] [--] PROGRAM [ARGUMENT...]
   ringrun python train.py                      a rank for every core of this machine
   ringrun -np 4 python train.py                four ranks here
   ringrun -np 4 -H a:2,b:2 python train.py     two on each of two hosts, through ssh
+  ringrun --nccl -np 4 python train.py         ringcomm in the place of NCCL
   ringrun --check -H a:2,b:2                   latency and bandwidth between all pairs
   ringrun --status                             who waits for whom in the job that runs here
   ringrun -np 4 -x DATA=/data --max-restarts 3 --output-filename logs ./train
@@ -30,6 +31,11 @@ const REST: &str =
 ";
 
 const END: &str = "
+NCCL: --nccl puts ringcomm's libnccl.so.2 in front of the ranks' LD_PRELOAD and LD_LIBRARY_PATH.
+  Programs that are linked with libnccl.so.2, or open it by this name, get it. On every host it
+  is where RINGCOMM_NCCL_LIBRARY says, else nccl/libnccl.so.2 beside ringrun, else
+  ../lib/ringcomm/libnccl.so.2 from there.
+
 output: lines of several ranks are prefixed `[RANK]<stdout>:` or `[RANK]<stderr>:` and appear
   when they are whole. Rank 0 reads ringrun's standard input, the others read /dev/null.
 

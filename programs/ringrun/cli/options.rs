@@ -58,6 +58,9 @@ pub struct Options {
     #[arg(long = "network-interface", visible_alias = "network-interfaces")]
     #[arg(value_name = "NAME,...", value_parser = interfaces)]
     pub interfaces: Vec<Forwarded>,
+    /// give the ranks ringcomm where they load NCCL
+    #[arg(long)]
+    pub nccl: bool,
     /// directory of the ranks (default: this one)
     #[arg(long = "wdir", value_name = "DIR")]
     pub directory: Option<String>,
@@ -275,6 +278,9 @@ impl Options {
         if self.check && !self.command.is_empty() {
             return Err("--check runs no program: leave it out".into());
         }
+        if self.check && self.nccl {
+            return Err("--check runs no program that loads NCCL: leave --nccl out".into());
+        }
         if self.command.is_empty() && !self.check {
             return Err("there is no program to run; see ringrun --help".into());
         }
@@ -359,6 +365,7 @@ mod tests {
             ("--keep-going --max-restarts 1 p", "choose one"),
             ("-n 2", "no program"),
             ("--check p", "leave it out"),
+            ("--check --nccl", "leave --nccl out"),
             ("--status --jso", "unexpected argument '--jso'"),
             ("-x RANK=3 p", "sets RANK"),
             ("--verbose -np 2 p", "use -x RINGCOMM_DEBUG=2"),

@@ -33,6 +33,7 @@ pub struct Setup {
     /// MASTER_ADDR.
     address: String,
     grace: Duration,
+    nccl: bool,
 }
 
 impl Setup {
@@ -67,6 +68,7 @@ impl Setup {
         Ok(Setup {
             address: options.address.clone().unwrap_or_else(|| address(&stations, &own_name)),
             grace: options.grace,
+            nccl: options.nccl,
             stations,
             places,
             forwarded,
@@ -131,6 +133,7 @@ impl Setup {
             raw_output,
             grace: self.grace,
             remote: self.stations[station].remote.is_some(),
+            nccl: self.nccl,
         }
     }
 
@@ -145,6 +148,9 @@ impl Setup {
         let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all");
         line(format!("command: {}", self.command.iter().map(show).collect::<Vec<_>>().join(" ")));
         line(format!("directory: {}", show(&self.directory)));
+        if self.nccl {
+            line("LD_PRELOAD: begins with the libnccl.so.2 of each host's ringcomm".into());
+        }
         for (name, value) in &self.forwarded {
             line(format!("forwarded: {}={}", show(name), show(value)));
         }

@@ -51,6 +51,8 @@ pub struct Job {
     pub grace: Duration,
     /// The launcher is far away: its silence means that it is gone.
     pub remote: bool,
+    /// Ranks get ringcomm's library where they ask for NCCL's.
+    pub nccl: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -125,7 +127,8 @@ impl ToAgent {
                 .perhaps(job.input_rank)
                 .perhaps(job.raw_output)
                 .number(job.grace.as_millis().min(u32::MAX.into()) as u32)
-                .number(u32::from(job.remote)),
+                .number(u32::from(job.remote))
+                .number(u32::from(job.nccl)),
             ToAgent::Signal(signal) => Writer::new(1).number(*signal as u32),
             ToAgent::Input(bytes) => Writer::new(2).bytes(bytes),
             ToAgent::InputEnd => Writer::new(3),
@@ -152,6 +155,7 @@ impl ToAgent {
                 raw_output: reader.perhaps()?,
                 grace: Duration::from_millis(reader.number()?.into()),
                 remote: reader.number()? != 0,
+                nccl: reader.number()? != 0,
             }),
             1 => ToAgent::Signal(reader.number()? as i32),
             2 => ToAgent::Input(reader.bytes()?),
@@ -232,6 +236,7 @@ mod tests {
             raw_output: None,
             grace: Duration::from_millis(1500),
             remote: true,
+            nccl: true,
         }
     }
 

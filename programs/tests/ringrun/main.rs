@@ -3,6 +3,7 @@
 //! Ranks are small shell scripts.
 
 mod job;
+mod nccl;
 mod remote;
 #[path = "../../../tests/support/skips.rs"]
 mod skips;

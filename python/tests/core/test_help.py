@@ -40,6 +40,7 @@ def test_every_way_of_training_is_in_it():
         "ringcomm.horovod",
         "python -m ringcomm.run",
         "python -m ringcomm.perf",
+        "python -m ringcomm.nccl",
         "spawn(",
     ):
         assert way in BEGINNING, way

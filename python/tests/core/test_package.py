@@ -158,8 +158,11 @@ def test_the_wheels_contents(wheel):
         names = set(files.namelist())
         modes = {info.filename: info.external_attr >> 16 for info in files.infolist()}
         metadata = files.read(next(name for name in names if name.endswith("/METADATA"))).decode()
-    for part in ("__init__.py", "py.typed", "lib/libringcomm.so", "bin/ring-perf", "bin/ringrun"):
+    parts = ["__init__.py", "py.typed", "lib/libringcomm.so", "bin/ring-perf", "bin/ringrun"]
+    for part in (*parts, "lib/ringcomm/libnccl.so.2"):
         assert f"ringcomm/{part}" in names
+    # Where a loader looks that looks for libringcomm.so, there is nothing of NCCL's name.
+    assert [name for name in names if "libnccl" in name] == ["ringcomm/lib/ringcomm/libnccl.so.2"]
     assert not [name for name in names if "tests" in name or name.endswith((".pyc", ".toml"))]
     assert modes["ringcomm/bin/ringrun"] & 0o111 and modes["ringcomm/bin/ring-perf"] & 0o111
     assert "Requires-Dist" not in metadata and "Requires-Python: >=3.9" in metadata

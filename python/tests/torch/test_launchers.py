@@ -71,6 +71,52 @@ def test_an_installed_package_needs_no_import(tmp_path):
     assert "rank 0 of 2" in ran.stdout and "rank 1 of 2" in ran.stdout
 
 
+#: A program for NCCL that knows nothing of ringcomm, on memory of the host: torch on a CPU has no
+#: NCCL of its own, so it asks for the library as programs do that open it.
+FOR_NCCL = """
+import ctypes, os, sys, torch, torch.distributed as dist
+
+class UniqueId(ctypes.Structure):
+    _fields_ = [("internal", ctypes.c_char * 128)]
+
+def check(result):
+    assert result == 0, result
+
+assert sys.argv[1:] == ["--epochs", "2"] and "ringcomm" not in sys.modules
+dist.init_process_group("gloo")
+rank, nranks = dist.get_rank(), dist.get_world_size()
+nccl, unique_id, comm = ctypes.CDLL("libnccl.so.2"), UniqueId(), ctypes.c_void_p()
+if rank == 0:
+    check(nccl.ncclGetUniqueId(ctypes.byref(unique_id)))
+told = [bytes(unique_id)]
+dist.broadcast_object_list(told)
+ctypes.memmove(ctypes.byref(unique_id), told[0], 128)
+check(nccl.ncclCommInitRank(ctypes.byref(comm), nranks, unique_id, rank))
+tensor = torch.full((3,), rank + 1.0)
+place, FLOAT, SUM = ctypes.c_void_p(tensor.data_ptr()), 7, 0
+check(nccl.ncclAllReduce(place, place, ctypes.c_size_t(3), FLOAT, SUM, comm, None))
+assert tensor.tolist() == [3.0] * 3, tensor
+check(nccl.ncclCommDestroy(comm))
+os.write(1, f"rank {rank} of {nranks}\\n".encode())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("way", ["module", "no python", "around"])
+def test_a_program_for_nccl_runs_on_ringcomm(way, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(FOR_NCCL)
+    job = [str(program), "--epochs", "2"]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    words = {
+        "module": [*torchrun, "-m", "ringcomm.nccl", *job],
+        "no python": [*torchrun, "--no-python", sys.executable, "-m", "ringcomm.nccl", *job],
+        "around": ["-m", "ringcomm.nccl", *torchrun, *job],
+    }
+    ran = launch([sys.executable, *words[way]])
+    assert "rank 0 of 2" in ran.stdout and "rank 1 of 2" in ran.stdout
+
+
 def _spawned(rank, url):
     import torch
     import torch.distributed as dist
