@@ -82,29 +82,43 @@ def trained(torch, dist, device):
     return torch.cat([one.detach().flatten() for one in network.parameters()])
 
 
+def ran(torch, dist, backend, device, like, more=None):
+    """What a backend makes of all that, by name; `more` has what else is to be looked at while its group is there."""
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=SECONDS), **like)
+    found = dict(collectives(torch, dist, device))
+    found |= dict(more(torch, dist, device)) if more else {}
+    found["DistributedDataParallel"] = trained(torch, dist, device)
+    found = {name: one.double().cpu() for name, one in found.items()}
+    dist.destroy_process_group()
+    return found
+
+
+def compared(torch, results, wanted, **row):
+    """Tell how far each result is from what is wanted, or from nothing; how many are wrong."""
+    wrong = 0
+    for name, got in results.items():
+        want = wanted.get(name, torch.zeros_like(got))
+        most = (got - want).abs().max().item()
+        is_right = most <= (CLOSE if name == "DistributedDataParallel" else 0)
+        wrong += not is_right
+        if row["rank"] == 0 or not is_right:
+            told = {"framework": f"torch {torch.__version__}", **row, "what": name, "differs_by": most,
+                    "wrong": not is_right}
+            # In one write, as others have the same pipe.
+            print(json.dumps(told) + "\n", end="", flush=True)
+    return wrong
+
+
 def one_rank(rank, size, folder):
     import torch
     import torch.distributed as dist
     import ringcomm.torch  # noqa: F401  it is the backend "ringcomm"
     torch.cuda.set_device(0)
-    limit, results = datetime.timedelta(seconds=SECONDS), {}
+    results = {}
     for backend, device in [("gloo", "cpu"), ("ringcomm", "cuda:0")]:
-        dist.init_process_group(backend, init_method=f"file://{folder}/{backend}-{size}", rank=rank, world_size=size,
-                                timeout=limit)
-        found = dict(collectives(torch, dist, device))
-        found["DistributedDataParallel"] = trained(torch, dist, device)
-        results[backend] = {name: one.double().cpu() for name, one in found.items()}
-        dist.destroy_process_group()
-    wrong = 0
-    for name, got in results["ringcomm"].items():
-        want = results["gloo"].get(name, torch.zeros_like(got))
-        most = (got - want).abs().max().item()
-        is_right = most <= (CLOSE if name == "DistributedDataParallel" else 0)
-        wrong += not is_right
-        if rank == 0 or not is_right:
-            print(json.dumps({"framework": f"torch {torch.__version__}", "processes": size, "rank": rank, "what": name,
-                              "differs_by": most, "wrong": not is_right}), flush=True)
-    return wrong
+        like = {"init_method": f"file://{folder}/{backend}-{size}", "rank": rank, "world_size": size}
+        results[backend] = ran(torch, dist, backend, device, like)
+    return compared(torch, results["ringcomm"], results["gloo"], processes=size, rank=rank)
 
 
 def spawned(rank, size, folder):

@@ -67,7 +67,8 @@ class Device:
     # The driver's numbers of attributes.
     MULTIPROCESSORS = 16
 
-    def __init__(self, fatbin):
+    def __init__(self, fatbin=None):
+        """Without kernels there is nothing to launch."""
         try:
             self.driver = ctypes.CDLL("libcuda.so.1")
         except OSError as reason:
@@ -79,11 +80,11 @@ class Device:
         self.call("cuDeviceGet", ctypes.byref(device), 0)
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self.call("cuCtxPushCurrent_v2", context)
-        with open(fatbin, "rb") as file:
-            self.image = file.read()
-        self.call("cuModuleLoadData", ctypes.byref(self.module), self.image)
-        self.stream = ctypes.c_void_p()
-        self.call("cuStreamCreate", ctypes.byref(self.stream), 0)
+        if fatbin:
+            with open(fatbin, "rb") as file:
+                self.image = file.read()
+            self.call("cuModuleLoadData", ctypes.byref(self.module), self.image)
+        self.stream = self.new_stream()
         self.functions, self.kept = {}, []
         number = ctypes.c_int()
         self.call("cuDeviceGetAttribute", ctypes.byref(number), self.MULTIPROCESSORS, device)
@@ -96,6 +97,12 @@ class Device:
         code = getattr(self.driver, name)(*arguments)
         if code != 0:
             raise OSError(f"{name}: CUDA error {code}")
+
+    def new_stream(self):
+        """Another stream; it stays."""
+        stream = ctypes.c_void_p()
+        self.call("cuStreamCreate", ctypes.byref(stream), 0)
+        return stream
 
     def allocate(self, size):
         memory = ctypes.c_uint64()
@@ -148,8 +155,10 @@ class Device:
         self.synchronize()
         return kept.raw
 
-    def synchronize(self):
-        self.call("cuStreamSynchronize", self.stream)
+    def synchronize(self, *streams):
+        """Wait for these streams, or for its own."""
+        for stream in streams or [self.stream]:
+            self.call("cuStreamSynchronize", stream)
 
     def launch(self, symbol, args, blocks, rows=1, threads=512, cooperative=False):
         if symbol not in self.functions:

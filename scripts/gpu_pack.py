@@ -11,7 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # All that runs there beside Python.
-PACKED = ["ring-perf", "ringrun", "libringcomm.so", "cuda-tests", "ringcomm.fatbin", "kernels-host.so"]
+PACKED = ["ring-perf", "ringrun", "libringcomm.so", "libringcomm_nccl.so", "cuda-tests", "ringcomm.fatbin",
+          "kernels-host.so"]
 # They travel in one file. Most of them have the same kernels in them, seven MiB, and that file has these once:
 # so far back a repetition is found.
 ARCHIVE, WINDOW = "programs.tar.xz", 64 << 20
@@ -23,8 +24,8 @@ MOST_SENT = 64 << 20
 # is no use for figures.
 PROFILES = {"release": "release", "dev": "debug"}
 # What the programs are made of, and the scripts that run them.
-SOURCES = ["Cargo.toml", "Cargo.lock", "build.rs", "src", "kernels", "programs", "tests/support", "tests/arithmetic",
-           "scripts", "python/ringcomm"]
+SOURCES = ["Cargo.toml", "Cargo.lock", "build.rs", "src", "kernels", "programs", "cbindings/nccl", "tests/support",
+           "tests/arithmetic", "scripts", "python/ringcomm"]
 
 
 def run(*words, **more):
@@ -90,6 +91,7 @@ def built(profile):
     """The programs, by their names in the folder, and the kernels of so many machines in one file."""
     option = ["--release"] if profile == "release" else []
     run("cargo", "build", *option, "--lib", "--bin", "ring-perf", "--bin", "ringrun")
+    run("cargo", "build", *option, "-p", "ringcomm-nccl")
     messages = run("cargo", "test", *option, "--test", "cuda", "--no-run", "--message-format=json",
                    stdout=subprocess.PIPE, text=True).stdout
     rows = [json.loads(line) for line in messages.splitlines() if line.startswith("{")]
@@ -99,7 +101,8 @@ def built(profile):
              and "/ringcomm-" in row["out_dir"] and (Path(row["out_dir"]) / "ringcomm.fatbin").exists()]
     place = target() / PROFILES[profile]
     return {"ring-perf": place / "ring-perf", "ringrun": place / "ringrun", "cuda-tests": tests[-1],
-            "libringcomm.so": place / "libringcomm.so", "ringcomm.fatbin": out / "ringcomm.fatbin"}
+            "libringcomm.so": place / "libringcomm.so", "libringcomm_nccl.so": place / "libringcomm_nccl.so",
+            "ringcomm.fatbin": out / "ringcomm.fatbin"}
 
 
 def target():

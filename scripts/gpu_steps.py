@@ -30,6 +30,10 @@ MAY_BE_SLOW = ("peer-", "sanitizer-", "costs-counters")
 DEADLINE = 0.5
 # Steps whose time is judged or read: the clocks matter.
 TIMING = ("processes-large", "small-", "large-", "avg", "together-", "ranks", "costs-", "peer-", "first-timed")
+# What the frameworks say of PyTorch: of two processes, what the backend comes to last; and in NCCL's place, who is
+# called, and what comes of failures.
+TRAINED = r'"processes": 2, .*"DistributedDataParallel".*"wrong": false'
+IN_ITS_PLACE = ["NCCL's calls are ringcomm's", "a rank that does not come", "abort of all"]
 # Tests of the packed program that a dry run makes, as all of them run: a few seconds' worth.
 DRY_TESTS = ["capture::", "calls::all_ranks"]
 
@@ -141,10 +145,7 @@ def every_step(folder, dry, scratch):
     yield Step("ranks", 12, *ranks, *([64 << 10] if dry else []), "--times", needs=kernels,
                says=[r'^\{"algorithm": "ring'])
     yield from costs(kernels, dry)
-    if not dry:
-        library = folder / "libringcomm.so"
-        yield Step("frameworks", 45, sys.executable, SCRIPTS / "gpu-frameworks.py", library, needs=[library],
-                   says=[r'"processes": 2, .*"DistributedDataParallel".*"wrong": false'])
+    yield from frameworks(folder, dry)
     for peer, limit in {} if dry else {"stack": 18, "nccl": 21, "symmetric": 26}.items():
         yield Step(f"peer-{peer}", limit, sys.executable, SCRIPTS / "gpu-peers.py", peer, SECONDS)
     yield from sanitized(kernels)
@@ -192,7 +193,7 @@ def correctness(tests, dry):
     env = {} if dry else {"RINGCOMM_TIMEOUT_MS": 20_000}
     yield Step("correctness", 70, sys.executable, SCRIPTS / "gpu-tests.py", tests, *chosen, needs=[tests],
                says=[TESTED], env=env)
-    yield Step("pieces", 10, tests, "pieces::a_piece" if dry else "pieces::", needs=[tests], says=[TESTED])
+    yield Step("pieces", 8, tests, "pieces::a_piece" if dry else "pieces::", needs=[tests], says=[TESTED])
 
 
 def stress(tests, dry):
@@ -200,11 +201,11 @@ def stress(tests, dry):
     operations = 400 if dry else 50_000
     for queues in [1, 32]:
         # With one thread libtest begins a line for the row.
-        yield Step(f"stress-{queues}-queues", 25, tests, "stress::", "--nocapture", "--test-threads", 2,
+        yield Step(f"stress-{queues}-queues", 18, tests, "stress::", "--nocapture", "--test-threads", 2,
                    needs=[tests], says=[TESTED, rf'^{{"stress": {operations},'],
                    env={"CUDA_DEVICE_MAX_CONNECTIONS": queues, "RINGCOMM_STRESS_SEED": queues,
                         "RINGCOMM_STRESS_OPERATIONS": operations,
-                        **({} if dry else {"RINGCOMM_TIMEOUT_MS": 15_000})})
+                        **({} if dry else {"RINGCOMM_TIMEOUT_MS": 10_000})})
 
 
 def pair(folder, dry, scratch, name, limit, *words):
@@ -220,9 +221,21 @@ def processes(folder, dry, scratch):
     operation may take a turn of the device for each of them."""
     size = "4K" if dry else LARGE[-1]
     times = 10 if dry else OPERATIONS // (2 * len(PROCESS_SIZES))
-    yield pair(folder, dry, scratch, "processes-many", 12, "-b", PROCESS_SIZES[0], "-e", PROCESS_SIZES[-1], "-f", 2,
+    yield pair(folder, dry, scratch, "processes-many", 10, "-b", PROCESS_SIZES[0], "-e", PROCESS_SIZES[-1], "-f", 2,
                "-n", times)
     yield pair(folder, dry, scratch, "processes-large", 8, "-b", size, "-e", size)
+
+
+def frameworks(folder, dry):
+    """Others' programs: through the backend, and with the library in NCCL's place. Of these a driver without a GPU
+    has the examples, which need no framework."""
+    library, nccl = folder / "libringcomm.so", folder / "libringcomm_nccl.so"
+    if not dry:
+        yield Step("frameworks", 40, sys.executable, SCRIPTS / "gpu-frameworks.py", library, needs=[library],
+                   says=[TRAINED])
+    whole = [] if dry else [TRAINED, *(rf'"what": "{what}".*"wrong": false' for what in IN_ITS_PLACE)]
+    yield Step("frameworks-nccl", 30, sys.executable, SCRIPTS / "gpu-nccl.py", nccl, *(["examples"] if dry else []),
+               needs=[nccl], says=[r'"what": "a rank that dies", "seconds".*"wrong": false', *whole])
 
 
 def found(program):

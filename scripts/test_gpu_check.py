@@ -19,6 +19,7 @@ from gpu_goals import LARGE, MET, PEERS, RANKS, SMALL, UNKNOWN
 from gpu_steps import FIRST_SECONDS, LONGEST, MOST_SECONDS, Step, allowance, every_step, first_steps
 # What these test has its tests there: they are run from here.
 from test_gpu_goals import A100, CARD, H100, Judge, good_run, report, verdicts
+from test_gpu_nccl import InNcclsPlace
 from test_gpu_pack import Origin, Packed, Programs, loaded
 from test_gpu_runs import Clocking, Driven, Hanging
 
@@ -67,6 +68,7 @@ class Steps(unittest.TestCase):
         self.assertEqual(called("small-2"), ["small-2"])
         self.assertEqual(called("small"), ["small-2", "small-4", "small-8"])
         self.assertEqual(called("costs"), ["costs-parts", "costs-counters-2", "costs-counters-8", "costs-ptx"])
+        self.assertEqual(called("frameworks"), ["frameworks", "frameworks-nccl"])
         self.assertEqual(called("smal"), [])
 
     def test_what_a_step_leaves_goes_to_those_that_follow(self):
@@ -376,7 +378,7 @@ class Runs(unittest.TestCase):
 
     def test_scripts_compile(self):
         with tempfile.TemporaryDirectory() as scratch:
-            for path in [*SCRIPTS.glob("gpu*.py"), SCRIPTS / "gpu-check"]:
+            for path in [*SCRIPTS.glob("gpu*.py"), SCRIPTS / "nccl_calls.py", SCRIPTS / "gpu-check"]:
                 py_compile.compile(str(path), cfile=str(Path(scratch) / "x"), doraise=True)
 
 
@@ -389,7 +391,7 @@ class Patterns(unittest.TestCase):
 
 
 # Named, as nothing else here does.
-ALSO = [Clocking, Driven, Hanging, Judge, Origin, Packed, Programs]
+ALSO = [Clocking, Driven, Hanging, InNcclsPlace, Judge, Origin, Packed, Programs]
 
 if __name__ == "__main__":
     unittest.main()
