@@ -6,7 +6,7 @@
 
 use crate::comm::{COMMS, Comm, ask, locked, ring_text};
 use crate::types::*;
-use ringcomm::device::cuda::{Device, Event, RawStream, Recording, copy};
+use ringcomm::device::cuda::{Capture, Device, Event, RawStream, Recording, copy};
 use ringcomm::error::{Error, Result};
 use ringcomm::ffi::calls::red_op::ringRedOpCreatePreMulSum;
 use ringcomm::ffi::types::{RawDataType, RawScalarResidence, ringResult_t};
@@ -91,6 +91,12 @@ fn read(scalar: &mut DeviceScalar, device: i32, stream: RawStream) -> Result<()>
     let device = Device::of_ordinal(device)?;
     let passed = {
         let _current = device.enter()?;
+        if Capture::of(&device, stream)? != Capture::No {
+            return Err(Error::usage(
+                "a factor in a device's memory is read when a call is made, which a stream that is \
+                 being captured does not allow; make the reduction with ncclScalarHostImmediate",
+            ));
+        }
         let from = std::ptr::with_exposed_provenance(scalar.at);
         // SAFETY: the caller's promise, and a box that outlives the wait below.
         unsafe { copy(&device, scalar.here.as_mut_ptr(), from, scalar.bytes, stream)? };
