@@ -6,12 +6,18 @@ use crate::create::{Creation, forget, make_all};
 use crate::environment::log;
 use crate::types::*;
 use ringcomm::communicator::enqueue;
+use ringcomm::communicator::init::spawn_all;
 use ringcomm::ffi::boundary::caught;
 use ringcomm::ffi::calls::group::{ringGroupEnd, ringGroupStart};
 use std::cell::{Cell, RefCell};
 use std::mem::offset_of;
 
+/// What ranks of one thread do together at the group's end, each on a thread of its own.
+pub type Together = Box<dyn FnOnce() -> ncclResult_t + Send>;
+
 thread_local! {
+    /// What is done once the group's calls are.
+    static TOGETHER: RefCell<Vec<Together>> = const { RefCell::new(Vec::new()) };
     /// Communicators that this thread's group is to make.
     static ASKED_FOR: RefCell<Vec<Creation>> = const { RefCell::new(Vec::new()) };
     /// Whether the group has calls that return before they are done.
@@ -21,6 +27,34 @@ thread_local! {
 /// Keep a communicator that is to be made for the group's end.
 pub fn keep(creation: Creation) {
     ASKED_FOR.with_borrow_mut(|all| all.push(creation));
+}
+
+/// Do something that waits for other ranks: now, or with theirs at the end of the open group.
+pub fn together(job: impl FnOnce() -> ncclResult_t + Send + 'static) -> ncclResult_t {
+    if !enqueue::is_open() {
+        return job();
+    }
+    TOGETHER.with_borrow_mut(|all| all.push(Box::new(job)));
+    ncclSuccess
+}
+
+/// Do all of it at the same time; the first result that is no success.
+fn do_together(mut jobs: Vec<Together>) -> ncclResult_t {
+    let Some(mine) = jobs.pop() else { return ncclSuccess };
+    let run = |jobs: Vec<Together>| {
+        spawn_all::all_or_none(jobs.into_iter().map(|job| move || (job(), last_text())))
+    };
+    if jobs.is_empty() {
+        return mine();
+    }
+    jobs.push(mine);
+    let done = match caught(|| run(jobs)) {
+        Ok(done) => done,
+        Err(error) => return crate::comm::refuse_by(&error),
+    };
+    let mut all = done.into_iter().map(|one| one.expect("panics are caught"));
+    let failed = all.find(|(code, _)| *code != ncclSuccess);
+    failed.map_or(ncclSuccess, |(code, text)| refuse(code, text.to_string_lossy().into_owned()))
 }
 
 /// A call of the open group, if there is one, does not block.
@@ -42,6 +76,8 @@ pub extern "C" fn pncclGroupEnd() -> ncclResult_t {
         return ran;
     }
     let (asked_for, returns_early) = take();
+    let jobs = TOGETHER.try_with(RefCell::take).unwrap_or_default();
+    let ran = if ran == ncclSuccess { do_together(jobs) } else { ran };
     if ran != ncclSuccess {
         forget(asked_for);
         return ran;
@@ -67,6 +103,7 @@ pub unsafe extern "C" fn pncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> n
         return ncclSuccess;
     }
     forget(take().0);
+    drop(TOGETHER.try_with(RefCell::take));
     match time {
         // SAFETY: the caller's promise.
         Ok(microseconds) => unsafe { write_estimate(simInfo, microseconds) },

@@ -17,21 +17,30 @@ fn unsupported(function: &str) -> ncclResult_t {
     code
 }
 
+/// As [`unsupported`], which the communicator remembers, too.
+fn unsupported_on(function: &str, comm: ncclComm_t) -> ncclResult_t {
+    let code = unsupported(function);
+    if let Some(inside) = COMMS.enter(comm.cast()) {
+        inside.note(&last_text());
+    }
+    code
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pncclDevCommCreate(
-    _comm: ncclComm_t,
+    comm: ncclComm_t,
     _reqs: *const c_void,
     _outDevComm: *mut c_void,
 ) -> ncclResult_t {
-    unsupported("ncclDevCommCreate")
+    unsupported_on("ncclDevCommCreate", comm)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pncclDevCommDestroy(
-    _comm: ncclComm_t,
+    comm: ncclComm_t,
     _devComm: *const c_void,
 ) -> ncclResult_t {
-    unsupported("ncclDevCommDestroy")
+    unsupported_on("ncclDevCommDestroy", comm)
 }
 
 #[unsafe(no_mangle)]
@@ -118,13 +127,13 @@ pub unsafe extern "C" fn pncclLsaBarrierCreateRequirement(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pncclGinBarrierCreateRequirement(
-    _comm: ncclComm_t,
+    comm: ncclComm_t,
     _team: ncclTeam_t,
     _nBarriers: c_int,
     _outHandle: *mut c_void,
     _outReq: *mut c_void,
 ) -> ncclResult_t {
-    unsupported("ncclGinBarrierCreateRequirement")
+    unsupported_on("ncclGinBarrierCreateRequirement", comm)
 }
 
 #[unsafe(no_mangle)]

@@ -6,6 +6,7 @@
 
 use super::shared;
 use crate::comm::{Comm, ask, locked};
+use crate::group;
 use crate::types::*;
 use ringcomm::Communicator;
 use ringcomm::communicator::one_sided::PeerWindows;
@@ -55,7 +56,14 @@ impl Drop for Signals {
     }
 }
 
-/// All ranks call it. A buffer that no other rank could reach is registered first.
+/// A place that a program keeps until the call, or its group, is over.
+struct Place(*mut ncclWindow_t);
+
+// SAFETY: nobody else writes there until the group's end.
+unsafe impl Send for Place {}
+
+/// All ranks call it; ranks of one thread do so in a group. A buffer that no other rank could reach
+/// is registered first.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pncclCommWindowRegister(
     comm: ncclComm_t,
@@ -64,8 +72,7 @@ pub unsafe extern "C" fn pncclCommWindowRegister(
     win: *mut ncclWindow_t,
     winFlags: c_int,
 ) -> ncclResult_t {
-    ask("ncclCommWindowRegister", comm, |own, ring| {
-        let out = convert::out(win, "win")?;
+    let checked = ask(REGISTER, comm, |own, _| {
         let flags = NCCL_WIN_COLL_SYMMETRIC
             | NCCL_WIN_STRICT_ORDERING
             | NCCL_WIN_GIN_ONLY
@@ -73,29 +80,47 @@ pub unsafe extern "C" fn pncclCommWindowRegister(
         if winFlags & !flags != 0 {
             return Err(Error::argument(format!("{winFlags:#x} has flags that no window has")));
         }
-        if buff.is_null() && size > 0 {
-            return Err(Error::argument("buff is NULL"));
+        if (buff.is_null() && size > 0) || win.is_null() {
+            return Err(Error::argument("buff or win is NULL"));
         }
-        own.check("ncclCommWindowRegister").map_err(|_| refused(own))?;
-        own.wait_for_calls();
-        let communicator = &ring.communicator;
-        if communicator.check_on_host(buff.cast(), "buff").is_err() {
-            // Calls reach a device's memory as it is; nobody puts there.
-            out.set(null_mut());
-            return Ok(());
-        }
-        let key = match size {
-            0 => None,
-            _ => communicator.register(buff.cast(), size).ok(),
-        };
-        if own.signals.get().is_none() {
-            let _ = own.signals.set(Signals::new(communicator)?);
-        }
-        let window = communicator.window(buff.cast(), size)?;
-        let registered = Registered { window, number: communicator.number(), key };
-        out.set(WINDOWS.insert(registered)?.cast());
-        Ok(())
+        own.check(REGISTER).map_err(|_| refused(own))
+    });
+    if checked != ncclSuccess {
+        return checked;
+    }
+    let (comm, buffer, place) = (comm.expose_provenance(), buff.expose_provenance(), Place(win));
+    group::together(move || {
+        let comm = std::ptr::with_exposed_provenance_mut(comm);
+        let buffer = std::ptr::with_exposed_provenance_mut(buffer);
+        ask(REGISTER, comm, |own, ring| {
+            let made = register(own, ring, buffer, size)?;
+            // SAFETY: the caller's promise: there is room until the call or its group is over.
+            unsafe { { place }.0.write_unaligned(made) };
+            Ok(())
+        })
     })
+}
+
+const REGISTER: &str = "ncclCommWindowRegister";
+
+/// Make this rank's window, with those of the others. NULL for a device's memory, which calls reach
+/// as it is, and to which nobody puts.
+fn register(own: &Comm, ring: &object::Comm, buffer: *mut u8, size: usize) -> Result<ncclWindow_t> {
+    own.wait_for_calls();
+    let communicator = &ring.communicator;
+    if communicator.check_on_host(buffer, "buff").is_err() {
+        return Ok(null_mut());
+    }
+    let key = match size {
+        0 => None,
+        _ => communicator.register(buffer, size).ok(),
+    };
+    if own.signals.get().is_none() {
+        let _ = own.signals.set(Signals::new(communicator)?);
+    }
+    let window = communicator.window(buffer, size)?;
+    let registered = Registered { window, number: communicator.number(), key };
+    Ok(WINDOWS.insert(registered)?.cast())
 }
 
 /// Why a communicator takes no calls, as it was kept.

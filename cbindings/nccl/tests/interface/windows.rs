@@ -2,6 +2,8 @@
 
 use crate::ranks::*;
 use ringcomm_nccl::group::*;
+use ringcomm_nccl::init::*;
+use ringcomm_nccl::lifecycle::*;
 use ringcomm_nccl::memory::windows::*;
 use ringcomm_nccl::memory::*;
 use ringcomm_nccl::types::*;
@@ -58,6 +60,39 @@ fn what_is_put_is_there_once_its_signal_has_come() {
 }
 
 #[test]
+fn one_thread_registers_the_windows_of_several_ranks_in_a_group() {
+    let (mut comms, mut windows) = ([null_mut(); 2], [null_mut(); 2]);
+    // SAFETY: there is room for two.
+    ok(unsafe { pncclCommInitAll(comms.as_mut_ptr(), 2, std::ptr::null()) });
+    let memory = [allocate(), allocate()];
+    ok(pncclGroupStart());
+    for rank in 0..2 {
+        let place = &mut windows[rank];
+        // SAFETY: the places stay until the group's end.
+        ok(unsafe { pncclCommWindowRegister(comms[rank], memory[rank], BYTES, place, 1) });
+    }
+    ok(pncclGroupEnd());
+    assert!(windows.iter().all(|window| !window.is_null()));
+    let (value, mut wait) = (7i32, ncclWaitSignalDesc_t { opCnt: 1, peer: 0, sigIdx: 0, ctx: 0 });
+    // SAFETY: the memory has room, and the places are locals.
+    unsafe {
+        let (source, no) = ((&raw const value).cast(), null_mut());
+        ok(pncclPutSignal(source, 1, ncclInt, 1, windows[0], 8, 0, 0, 0, comms[0], no));
+        ok(pncclWaitSignal(1, &mut wait, comms[1], no));
+        assert_eq!(memory[1].cast::<i32>().add(2).read(), 7);
+        ok(pncclGroupStart());
+        let wrong = pncclCommWindowRegister(comms[0], memory[0], BYTES, &mut windows[0], 1 << 9);
+        refused(wrong, ncclInvalidArgument, "flags that no window has");
+        refused(pncclGroupEnd(), ncclInvalidArgument, "flags that no window has");
+        for rank in 0..2 {
+            ok(pncclCommWindowDeregister(comms[rank], windows[rank]));
+            ok(pncclCommDestroy(comms[rank]));
+            ok(pncclMemFree(memory[rank]));
+        }
+    }
+}
+
+#[test]
 fn signals_need_a_window_first() {
     with_ranks(2, |rank, comm| {
         // SAFETY: nothing is read.
@@ -104,6 +139,7 @@ fn what_kernels_would_need_is_refused_with_the_reason() {
                 refused(refusal, ncclInvalidUsage, why);
             }
         }
+        assert!(last_error(comm).contains(why), "{}", last_error(comm));
         let world = pncclTeamWorld(comm);
         assert_eq!((world.nRanks, world.rank, world.stride), (1, 0, 1));
         assert_eq!(pncclTeamRankToWorld(comm, world, 0), 0);
