@@ -21,14 +21,14 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 import zipfile
 import zlib
 from collections import namedtuple
 from pathlib import Path
 
+from pip_wheels import PYTHON, listed, session
+
 LIST = Path(__file__).resolve().parent.parent / "cbindings/nccl/clients.txt"
-PYTHON = "3.11"
 
 # What is read of a client: MEMBERS matches names in its wheel, HOW is a function below.
 # VERSIONS matches those asked for, and the newest of each group of matches is taken.
@@ -62,10 +62,13 @@ CHUNK = 1 << 20
 fetched = 0
 
 
+@contextlib.contextmanager
 def request(url, first, last):
     """The answer to a request for these bytes of a URL; a server may send all."""
-    asked = urllib.request.Request(url, headers={"Range": f"bytes={first}-{last}"})
-    return urllib.request.urlopen(asked, timeout=120)
+    asked = {"Range": f"bytes={first}-{last}", "Accept-Encoding": "identity"}
+    with session().get(url, headers=asked, stream=True) as answer:
+        answer.raise_for_status()
+        yield answer
 
 
 def counted(data):
@@ -99,7 +102,7 @@ class Tail:
             if block not in self.blocks:
                 last = min(self.size, (block + 1) * CHUNK) - 1
                 with request(self.url, block * CHUNK, last) as answer:
-                    self.blocks[block] = counted(answer.read())
+                    self.blocks[block] = counted(answer.raw.read())
             start = self.place % CHUNK
             data += self.blocks[block][start:start + end - self.place]
             self.place = block * CHUNK + min(CHUNK, start + end - self.place)
@@ -112,12 +115,12 @@ class Wheel:
     def __init__(self, url, folder):
         self.url, self.whole = url, None
         with request(url, 0, 0) as answer:
-            if answer.status == 206:
+            if answer.status_code == 206:
                 size = int(answer.headers["Content-Range"].rpartition("/")[2])
                 self.zip = zipfile.ZipFile(Tail(url, size))
                 return
             self.whole = tempfile.TemporaryFile(dir=folder)
-            while data := counted(answer.read(CHUNK)):
+            while data := counted(answer.raw.read(CHUNK)):
                 self.whole.write(data)
         self.zip = zipfile.ZipFile(self.whole)
 
@@ -134,12 +137,12 @@ class Wheel:
         # The local header ends with a name and an extra field of lengths that it tells.
         room = 30 + (1 << 17)
         with request(self.url, info.header_offset, info.header_offset + room + info.compress_size) as answer:
-            header = counted(answer.read(30))
-            counted(answer.read(sum(struct.unpack_from("<HH", header, 26))))
+            header = counted(answer.raw.read(30))
+            counted(answer.raw.read(sum(struct.unpack_from("<HH", header, 26))))
             left = info.compress_size
             inflate = zlib.decompressobj(-zlib.MAX_WBITS) if info.compress_type else None
             while left:
-                data = counted(answer.read(min(CHUNK, left)))
+                data = counted(answer.raw.read(min(CHUNK, left)))
                 if not data:
                     raise EOFError(f"{info.filename} ends early")
                 left -= len(data)
@@ -286,14 +289,6 @@ CLIENTS = [
     Client("sglang", r"()[\d.]+(?:\.post\d+)?", r"sglang/.*/pynccl_(wrapper|allocator)\.py", python),
     Client("nccl4py", r"()[\d.]+(?:\.post\d+)?", r"nccl/bindings/_internal/nccl\..*\.so", shared),
 ]
-
-
-def listed(name):
-    """The versions of a package, newest first, and its wheels' URLs, as pip tells them."""
-    command = [sys.executable, "-m", "pip", "index", "versions", name, "-vv", "--only-binary", ":all:"]
-    text = subprocess.run([*command, "--python-version", PYTHON], check=True, capture_output=True, text=True).stdout
-    versions = re.search(r"^Available versions: (.*)$", text, re.MULTILINE)[1].split(", ")
-    return versions, sorted(set(re.findall(r"https?://[^\s#]+\.whl", text)))
 
 
 def fitting(urls, version):
