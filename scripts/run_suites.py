@@ -17,9 +17,10 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 from results import FAILING, count, outcome
-from suites import (LOGS, ROOT, SUITES, TARGET, USUAL, Command, Lacking, Together, aarch64, asan,
-                    distributed, examples, fuzz, integration, kernels, namespaces, torch, training, tsan)
-from tools import Missing, nvcc, install_early, tensorflow_venv, torch_venv
+from suites import (LOGS, ROOT, SUITES, TARGET, USUAL, Command, Lacking, Together, aarch64, abi, asan,
+                    distributed, examples, fuzz, integration, kernels, namespaces, nccl_clients, python, torch, training,
+                    tsan)
+from tools import Missing, nvcc, install_early, old_torch_venv, tensorflow_venv, torch_venv
 
 # A command that takes longer than this has hung: the slowest, with everything to compile, takes a
 # quarter of it on two cores.
@@ -103,8 +104,8 @@ EARLY = [examples, integration, tsan, asan, aarch64, fuzz]
 
 # Those that leave a core to others: the second of each pair begins with the first, and is waited for
 # when its turn comes. Fuzzing is compiled and runs on one core; namespaces wait for slow wires, and
-# training and torch for their own processes.
-BESIDE = {kernels: torch, aarch64: fuzz, training: namespaces}
+# training, torch and python for their own processes.
+BESIDE = {kernels: torch, abi: python, aarch64: fuzz, training: namespaces}
 
 # The names of suites whose turn has come.
 begun = set()
@@ -233,9 +234,9 @@ def run_all(chosen):
     return results
 
 
-# What everything together puts below target/ on a machine that had nothing: half of it is PyTorch
-# with the libraries that its wheel wants, and the sanitizers' programs.
-GIGABYTES = 20
+# What everything together puts below target/ on a machine that had nothing: half of it is PyTorch, twice, with the
+# libraries that its wheels want, and the sanitizers' programs.
+GIGABYTES = 26
 
 
 def short_of_disk():
@@ -268,7 +269,8 @@ def main():
         except Missing as reason:
             print(f"no kernels in what follows: {reason}", flush=True)
     # The network has minutes to spare while the first suites compile.
-    large = {torch: [torch_venv], distributed: [torch_venv], training: [torch_venv, tensorflow_venv]}
+    large = {torch: [torch_venv], distributed: [torch_venv], training: [torch_venv, tensorflow_venv],
+             nccl_clients: [torch_venv, old_torch_venv]}
     install_early(dict.fromkeys(make for suite in chosen for make in large.get(suite, [])))
     build_early([suite for suite in EARLY if suite in chosen[1:]])
     begun_at = time.monotonic()

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import aarch64 as cross
-from tools import (Missing, cmake, libclang, need, nvcc, pinned, tensorflow_venv, torch_venv,
-                   venv)
+from tools import (Missing, cmake, cupy_venv, libclang, nccl_venv, need, nvcc, old_torch_venv, pinned, tensorflow_venv,
+                   torch_venv, venv, wheel_files)
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "target"
@@ -45,6 +45,14 @@ def where_there(name, programs, command):
     try:
         need(*programs)
         return command
+    except Missing as reason:
+        return Lacking(name, reason)
+
+
+def where_made(name, command):
+    """The command that `command()` makes, of a part that may lack what it installs."""
+    try:
+        return command()
     except Missing as reason:
         return Lacking(name, reason)
 
@@ -146,15 +154,27 @@ def sanitized(kind, flags, slower, options, concurrent):
     env = {"RUSTC_BOOTSTRAP": "1", "RUSTFLAGS": f"-Zsanitizer={kind} {flags}",
            "RINGCOMM_SLOWER": slower, **options}
 
+    def made(verb, *words):
+        return cargo(verb, "--target", HOST, *words, target=kind, env=env)
+
     def tests(*words):
-        return cargo("test", "--no-fail-fast", "--target", HOST, *words, target=kind, env=env)
+        return made("test", "--no-fail-fast", *words)
     return [
         tests("--lib", "--", *(word for name in PURE + MAPPINGS for word in ("--skip", name))),
         tests(*tests_named(*concurrent), "--", *(word for name in [*LONG, PANICS]
                                                for word in ("--skip", name))),
         tests(*tests_named("capi"), "--", "--skip", LOOKS_ON),
         tests(*tests_named("collectives"), "--", *COLLECTIVES),
+        # Its tests' threads meet at barriers of std, which ThreadSanitizer does not see.
+        tests("-p", "ringcomm-nccl") if kind == "address" else made("build", "-p", "ringcomm-nccl"),
     ]
+
+
+def nccl_examples(kind, folder, **more):
+    """The examples of NCCL's interface, with the library that a suite has built."""
+    library = {"RINGCOMM_LIBRARY_DIR": str(TARGET / folder)}
+    return where_there(f"{kind}-nccl-examples", ["gcc"] if kind == "plain" else ["gcc", "nm"],
+                       Command("scripts/run-nccl-examples", kind, env={**library, **more}))
 
 
 def tsan():
@@ -162,14 +182,15 @@ def tsan():
     # The standard library comes compiled, without what ThreadSanitizer needs to see: the fence in
     # the last drop of an Arc, before what it holds ends (most such drops are inlined and have no name
     # of their own, so its file is named), the state of a Once, the lock in a channel of std (tests
-    # and harness use them).
+    # and harness use them), a Mutex of std that is waited for (NCCL's log has one).
     unseen = ["library/alloc/src/sync.rs",
               "library/std/src/sync/once_lock.rs", "library/std/src/sys/sync/once/",
-              "library/std/src/sync/mpmc/", "CompletedTest"]
+              "library/std/src/sync/mpmc/", "cbindings/nccl/src/environment/log.rs", "CompletedTest"]
     suppressions = TARGET / "tsan-suppressions"
     suppressions.write_text("".join(f"race:{name}\n" for name in unseen))
-    return sanitized("thread", "-Cunsafe-allow-abi-mismatch=sanitizer", "15",
-                     {"TSAN_OPTIONS": f"suppressions={suppressions} die_after_fork=0"}, CONCURRENT)
+    options = {"TSAN_OPTIONS": f"suppressions={suppressions} die_after_fork=0"}
+    return [*sanitized("thread", "-Cunsafe-allow-abi-mismatch=sanitizer", "15", options, CONCURRENT),
+            nccl_examples("tsan", f"thread/{HOST}/debug/deps", **options)]
 
 
 def asan():
@@ -184,7 +205,8 @@ def asan():
     library = {"RINGCOMM_LIBRARY_DIR": str(TARGET / "address" / HOST / "debug/deps"), **env}
     examples = Command("scripts/run-examples", "asan", env=library)
     return [*sanitized("address", "", "3", env, HOLDING),
-            where_there("asan-examples", ["gcc", "g++", "nm"], examples)]
+            where_there("asan-examples", ["gcc", "g++", "nm"], examples),
+            nccl_examples("asan", f"address/{HOST}/debug/deps", **env)]
 
 
 def aarch64():
@@ -220,6 +242,11 @@ def aarch64():
     ]
 
 
+def with_pip():
+    """An interpreter that has pip, which Debian's own may lack."""
+    return str(venv("libclang==18.1.1") / "bin/python")
+
+
 def abi():
     """Header drift, layouts, prototypes, exported symbols; NCCL's headers and the library in its place."""
     need("nm", "readelf")
@@ -229,9 +256,18 @@ def abi():
     return [
         Together(cargo("build", "--release", "-p", "ringcomm", "-p", "ringcomm-nccl"),
                  cargo("build", "--profile", "test", "--tests", "-p", "ringcomm-abi")),
-        Command(sys.executable, "scripts/nccl_headers.py"),
-        Command(sys.executable, "scripts/test_nccl_headers.py"),
+        Command(with_pip(), "scripts/nccl_headers.py"),
+        Command(with_pip(), "scripts/test_nccl_headers.py"),
         cargo("test", "--no-fail-fast", "-p", "ringcomm-abi", env=env),
+    ]
+
+
+def nccl():
+    """NCCL's interface on host memory: its own tests, and C programs compiled against NVIDIA's header."""
+    return [
+        Together(cargo("test", "--no-fail-fast", "-p", "ringcomm-nccl"),
+                 cargo("build", "--release", "-p", "ringcomm-nccl")),
+        nccl_examples("plain", "release"),
     ]
 
 
@@ -245,9 +281,10 @@ def examples():
 
 
 def install():
-    """What `make install` puts in place, used through pkg-config and CMake."""
+    """What `make install` puts in place, used through pkg-config, through CMake and in NCCL's place."""
     need("gcc", "g++", "make", "pkg-config")
-    return [cargo("build", "--release"), Command("scripts/test-install", env=cmake())]
+    return [cargo("build", "--release"), cargo("build", "--release", "-p", "ringcomm-nccl"),
+            Command("scripts/test-install", env=cmake())]
 
 
 def namespaces():
@@ -284,9 +321,9 @@ def build_fake_driver():
     ]
 
 
-def on_devices(tools, tests, devices, library):
+def on_devices(tools, tests, devices, library, **more):
     """Tests of the Python package with an environment's Python, on the driver without a GPU."""
-    env = {"PYTHONPATH": str(ROOT / "python"), "RINGCOMM_LIBRARY": str(TARGET / library)}
+    env = {"PYTHONPATH": str(ROOT / "python"), "RINGCOMM_LIBRARY": str(TARGET / library), **more}
     return Command(str(tools / "bin/python"), "-m", "pytest", "-q", "-p", "no:cacheprovider",
                    f"python/tests/{tests}", env=on_fake_driver(devices, 0, **env))
 
@@ -308,13 +345,16 @@ def cuda():
     check.mkdir(parents=True)
     # Without the tests, which have run by then.
     for name, place in [("ring-perf", "debug/ring-perf"), ("ringrun", "debug/ringrun"),
+                        ("libringcomm_nccl.so", "debug/libringcomm_nccl.so"),
                         ("kernels-host.so", "fakecuda/kernels.so"),
                         ("ringcomm.fatbin", "fakecuda/image")]:
         (check / name).symlink_to(TARGET / place)
     library = "debug/libringcomm.so"
+    nccl = {"RINGCOMM_NCCL_LIBRARY": str(TARGET / "debug/libringcomm_nccl.so")}
     return [
         *build_fake_driver(),
         cargo("build", "--lib", "--bin", "ring-perf", "--bin", "ringrun"),
+        cargo("build", "-p", "ringcomm-nccl"),
         ran(1, 8),
         ran(2, 1, *apart),
         ran(8, 32, *apart, "--skip", "ends_in_words"),
@@ -324,8 +364,8 @@ def cuda():
         ran(1, 1, "calls::several", "streams::", "capture::", FAKECUDA_DELAY_US="30"),
         Command("scripts/gpu-check", "--dry", str(check), env=on_fake_driver(1, 8)),
         Command(sys.executable, "scripts/test_gpu_check.py"),
-        on_devices(tools, "cuda", 1, library),
-        on_devices(tools, "cuda", 2, library),
+        on_devices(tools, "cuda", 1, library, **nccl),
+        on_devices(tools, "cuda", 2, library, **nccl),
     ]
 
 
@@ -366,7 +406,7 @@ def torch():
     """The backend of torch.distributed: its own tests, but for the programs of its documents, which run in the suite
     `distributed`."""
     interpreter, env = torch_tests()
-    return [cargo("build", "--release"),
+    return [cargo("build", "--release"), cargo("build", "--release", "-p", "ringcomm-nccl"),
             Command(interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests/torch",
                     f"--ignore={TORCH_DOCS}", env=env)]
 
@@ -403,6 +443,37 @@ def training():
     ]
 
 
+def nccl_clients():
+    """Unmodified clients of NCCL, with the library in its place: vLLM's and SGLang's wrappers, nccl4py, programs that
+    are linked with NVIDIA's library, CuPy and PyTorch."""
+    need("gcc", "readelf")
+    library, tools = TARGET / "release/libringcomm_nccl.so", nccl_venv()
+    for package in ("vllm", "sglang"):
+        wheel_files(package, rf"{package}/(.*/pynccl_wrapper|utils/nccl)\.py")
+    found = {"LD_LIBRARY_PATH": str(TARGET / "release/nccl")}
+    # Several ranks share a core: what NumPy does with threads would be in their way.
+    env = {"RINGCOMM_NCCL_LIBRARY": str(library), "NCCL_CLIENTS": str(TARGET / "nccl-clients"),
+           "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+    def tests(place, *names, **more):
+        files = (f"python/tests/nccl/test_{name}.py" for name in names)
+        return Command(str(place / "bin/python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", *files,
+                       env={**env, **more})
+
+    def torch_tests_in(place):
+        return tests(tools, "torch", TORCH_PYTHON=str(place / "bin/python"))
+    return [
+        cargo("build", "--release", "-p", "ringcomm-nccl"),
+        tests(tools, "wrappers", **found),
+        # Where NVIDIA's library is installed, too, as here, only this comes before it.
+        tests(tools, "nccl4py", LD_PRELOAD=str(library)),
+        tests(tools, "linked"),
+        *(where_made(f"cupy-{major}", lambda: tests(cupy_venv(major), "cupy", **found)) for major in (13, 14)),
+        torch_tests_in(torch_venv()),
+        where_made("torch-2.5", lambda: torch_tests_in(old_torch_venv())),
+    ]
+
+
 def kernels():
     """The GPU kernels: compiled for devices and looked at, compiled for the host and run."""
     need("g++")
@@ -427,7 +498,8 @@ def fuzz():
 
 
 # What `scripts/test` runs.
-USUAL = [unit, integration, kernels, loom, abi, examples, install, python, torch]
+USUAL = [unit, integration, kernels, loom, abi, nccl, examples, install, python, torch]
 # What `scripts/test all` runs too.
-LONG_ONES = [style, tsan, asan, aarch64, fuzz, pythons, distributed, training, peers, namespaces, cuda]
+LONG_ONES = [style, tsan, asan, aarch64, fuzz, pythons, distributed, training, peers, namespaces, cuda,
+             nccl_clients]
 SUITES = [*USUAL, *LONG_ONES]

