@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from results import FAILING, count, outcome
 from suites import (LOGS, ROOT, SUITES, TARGET, USUAL, Command, Lacking, Together, aarch64, abi, asan,
-                    distributed, examples, fuzz, integration, kernels, namespaces, nccl_clients, python, torch, training,
-                    tsan)
+                    distributed, examples, fuzz, integration, kernels, namespaces, nccl, nccl_clients, python, torch,
+                    training, tsan)
 from tools import Missing, nvcc, install_early, old_torch_venv, tensorflow_venv, torch_venv
 
 # A command that takes longer than this has hung: the slowest, with everything to compile, takes a
@@ -100,7 +100,7 @@ def only_built(command):
 
 # Those that are compiled while others before them compile or wait: first what takes long on one core. They have what
 # comes next in Cargo's directory of tests, or directories of their own: nobody waits for the lock.
-EARLY = [examples, integration, tsan, asan, aarch64, fuzz]
+EARLY = [examples, integration, nccl, tsan, asan, aarch64, fuzz]
 
 # Those that leave a core to others: the second of each pair begins with the first, and is waited for
 # when its turn comes. Fuzzing is compiled and runs on one core; namespaces wait for slow wires, and

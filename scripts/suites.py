@@ -172,7 +172,7 @@ def sanitized(kind, flags, slower, options, concurrent):
 
 def nccl_examples(kind, folder, **more):
     """The examples of NCCL's interface, with the library that a suite has built."""
-    library = {"RINGCOMM_LIBRARY_DIR": str(TARGET / folder)}
+    library = {"RINGCOMM_LIBRARY_DIR": str(TARGET / folder), "PYTHON": with_pip()}
     return where_there(f"{kind}-nccl-examples", ["gcc"] if kind == "plain" else ["gcc", "nm"],
                        Command("scripts/run-nccl-examples", kind, env={**library, **more}))
 
@@ -264,10 +264,12 @@ def abi():
 
 def nccl():
     """NCCL's interface on host memory: its own tests, and C programs compiled against NVIDIA's header."""
+    library = str(TARGET / "release/libringcomm_nccl.so")
     return [
-        Together(cargo("test", "--no-fail-fast", "-p", "ringcomm-nccl"),
-                 cargo("build", "--release", "-p", "ringcomm-nccl")),
+        cargo("build", "--release", "-p", "ringcomm-nccl"),
+        cargo("test", "--no-fail-fast", "-p", "ringcomm-nccl"),
         nccl_examples("plain", "release"),
+        Command(sys.executable, "scripts/nccl_clients.py", "--check", library),
     ]
 
 
