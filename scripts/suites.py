@@ -125,9 +125,8 @@ def loom():
     return [cargo("test", "-p", "ringcomm-models")]
 
 
-# What the sanitizers run: threads, memory that they share, sockets, and the C interface over all of
-# it. Pure code and the arithmetic's matrices, an hour under a sanitizer, have nothing for them to
-# see that these have not; suites that kill processes leave none to report.
+# What the sanitizers run: threads, memory that they share, sockets, and the C interface over all of it. Pure code and
+# the arithmetic's matrices, an hour under a sanitizer, have nothing for them to see; killed processes report nothing.
 PURE = ["algorithm::", "device::cuda::", "device::host::", "plan::", "simulation", "sim::",
         "agreement::", "gossip", "rendezvous::", "tcp::handshake::"]
 # Counts the process's mappings, among which a sanitizer has its own.
@@ -137,12 +136,11 @@ CONCURRENT = ["bootstrap", "buffer_visits", "fifo", "hosts", "meeting", "message
 # Those of them whose code has memory of its own making: slots, windows, messages, what is mapped.
 HOLDING = ["buffer_visits", "fifo", "hosts", "messages", "stream", "transport_leaks",
            "transport_memory", "transport_network"]
-# Most of a minute each under a sanitizer: matrices of long vectors, whose threads the shorter calls
-# have, too, and processes that are killed, which leave none to report.
+# Most of a minute each under a sanitizer: matrices of long vectors, and processes that are killed.
 LONG = ["every_algorithm_cuts_long_vectors", "that_disagree_on_long_vectors",
         "dies_at_any_point_of_a_split"]
-# Looks at a buffer while a call writes it, to see when that ends: a race of the test's own. Panics
-# of threads meet in the harness's store of what a test prints, whose lock no sanitizer sees.
+# Looks at a buffer while a call writes it: a race of the test's own. Panics of threads meet in the harness's store of
+# what a test prints, whose lock no sanitizer sees.
 LOOKS_ON = "what_runs_is_over_when_a_broken_communicator_is_gone"
 PANICS = "the_suite_finds_what_breaks_the_contract"
 COLLECTIVES = ["barrier", "two_threads", "several_communicators", "long_vectors", "sixteen"]
@@ -179,10 +177,9 @@ def nccl_examples(kind, folder, **more):
 
 def tsan():
     """ThreadSanitizer."""
-    # The standard library comes compiled, without what ThreadSanitizer needs to see: the fence in
-    # the last drop of an Arc, before what it holds ends (most such drops are inlined and have no name
-    # of their own, so its file is named), the state of a Once, the lock in a channel of std (tests
-    # and harness use them), a Mutex of std that is waited for (NCCL's log has one).
+    # The standard library comes compiled, without what ThreadSanitizer needs to see: the fence in an Arc's last drop
+    # (most such drops are inlined, so its file is named), the state of a Once, the lock in a channel of std (tests and
+    # harness use them), a Mutex of std that is waited for (NCCL's log has one).
     unseen = ["library/alloc/src/sync.rs",
               "library/std/src/sync/once_lock.rs", "library/std/src/sys/sync/once/",
               "library/std/src/sync/mpmc/", "cbindings/nccl/src/environment/log.rs", "CompletedTest"]
@@ -195,8 +192,7 @@ def tsan():
 
 def asan():
     """AddressSanitizer."""
-    # Tables of handles are static, buffers of calls that are never made have no end; tests give theirs
-    # up for ever.
+    # Tables of handles are static, buffers of calls that are never made have no end; tests give theirs up for ever.
     suppressions = TARGET / "lsan-suppressions"
     suppressions.write_text("leak:src/ffi/handle_tests.rs\nleak:tests/capi/ends.rs\n")
     options = f"suppressions={suppressions} print_suppressions=0"
@@ -243,7 +239,7 @@ def aarch64():
 
 
 def with_pip():
-    """An interpreter that has pip, which Debian's own may lack."""
+    """An interpreter with pip, which Debian's own may lack."""
     return str(venv("libclang==18.1.1") / "bin/python")
 
 
@@ -274,8 +270,8 @@ def nccl():
 
 
 def examples():
-    """The README's first command; the blocks of the C tutorial; the C and C++ examples and the tests of
-    the C++ wrapper, also under ThreadSanitizer; the suite `asan` runs those with a library of its own."""
+    """The README's first command; the C tutorial; the C and C++ examples and the tests of the C++ wrapper, also under
+    ThreadSanitizer; the suite `asan` runs those with a library of its own."""
     return [cargo("build", "--release"), Command("scripts/first-command"),
             where_there("tutorial", ["gcc"], Command("scripts/run-tutorial")),
             where_there("examples", ["gcc", "g++"],
@@ -433,8 +429,7 @@ def distributed():
 
 
 def training():
-    """The tools for training with PyTorch, every example of it, and Horovod's interface, against one
-    process."""
+    """The tools for training with PyTorch, every example of it, and Horovod's interface, against one process."""
     library = {"RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so")}
     env = {**library, "PYTHONPATH": str(ROOT / "python")}
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
@@ -457,13 +452,11 @@ def nccl_clients():
     env = {"RINGCOMM_NCCL_LIBRARY": str(library), "NCCL_CLIENTS": str(TARGET / "nccl-clients"),
            "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
-    def tests(place, *names, **more):
-        files = (f"python/tests/nccl/test_{name}.py" for name in names)
-        return Command(str(place / "bin/python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", *files,
-                       env={**env, **more})
+    def tests(place, name, **more):
+        words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"python/tests/nccl/test_{name}.py"]
+        return Command(str(place / "bin/python"), *words, env={**env, **more})
 
-    def torch_tests_in(place):
-        return tests(tools, "torch", TORCH_PYTHON=str(place / "bin/python"))
+    def torch_tests_in(place): return tests(tools, "torch", TORCH_PYTHON=str(place / "bin/python"))
     return [
         cargo("build", "--release", "-p", "ringcomm-nccl"),
         tests(tools, "wrappers", **found),
