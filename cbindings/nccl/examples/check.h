@@ -63,6 +63,8 @@ static inline void start_processes(int ranks, pid_t *children,
         if (children[rank] > 0)
             continue;
         ncclUniqueId id;
+        /* Who reads holds no end to write to, and so learns where nobody writes any more. */
+        close(ends[rank > 0]);
         if (rank == 0) {
             CHECK(NULL, ncclGetUniqueId(&id));
             send_id(ends[1], &id, ranks - 1);

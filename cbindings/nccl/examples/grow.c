@@ -43,6 +43,7 @@ static void old(int rank, ncclUniqueId id) {
 static void join(int rank) {
     ncclComm_t grown = NULL;
     ncclUniqueId joins;
+    close(ends[1]);
     receive_id(ends[0], &joins);
     CHECK(NULL, ncclCommGrow(NULL, RANKS, &joins, rank, &grown, NULL));
     gather(grown, rank, RANKS);
@@ -61,6 +62,7 @@ int main(void) {
             return 0;
         }
     }
+    close(ends[1]);
     EXPECT(all_ended_well(RANKS, children));
     printf("ok %d ranks became %d\n", OLD, RANKS);
     return 0;

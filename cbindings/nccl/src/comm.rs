@@ -237,7 +237,8 @@ impl Comm {
     /// A call of the library's has failed on it: its code, after the text was kept.
     #[cold]
     pub fn failed(&self, function: &str, code: ringResult_t) -> ncclResult_t {
-        let text = words_of(self.ring());
+        // That of this thread's last call: the library's communicator has not seen all of them.
+        let text = words_of(null_mut());
         self.note(&text);
         keep(text);
         log::warn(function, self);
@@ -286,7 +287,7 @@ pub fn for_c(text: &str) -> CString {
 fn words_of(ring: ringComm_t) -> CString {
     // SAFETY: never NULL, and valid until the thread asks again.
     let text = unsafe { CStr::from_ptr(ringGetLastError(ring)) };
-    for_c(&with_nccl_names(&text.to_string_lossy()))
+    for_c(&with_nccl_names(&text.to_string_lossy()).replace("ringcomm.h", "nccl.h"))
 }
 
 /// The text of the thread's last failed call of the library's.

@@ -10,14 +10,39 @@ use ringcomm::communicator::init::spawn_all;
 use ringcomm::ffi::boundary::caught;
 use ringcomm::ffi::calls::group::{ringGroupEnd, ringGroupStart};
 use std::cell::{Cell, RefCell};
+use std::ffi::CString;
 use std::mem::offset_of;
 
-/// What ranks of one thread do together at the group's end, each on a thread of its own.
-pub type Together = Box<dyn FnOnce() -> ncclResult_t + Send>;
+/// What a communicator does at the group's end, in this order: what all ranks meet for, what waits
+/// for nobody, and what waits for the others' puts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    Windows,
+    Puts,
+    Waits,
+}
+
+type Job = Box<dyn FnOnce() -> ncclResult_t + Send>;
+
+/// A communicator's jobs. Those of several communicators run at the same time.
+struct Chain {
+    comm: usize,
+    jobs: Vec<(Phase, Job)>,
+}
+
+impl Chain {
+    /// Run them; the first result that is no success, and why.
+    fn run(mut self) -> (ncclResult_t, CString) {
+        self.jobs.sort_by_key(|(phase, _)| *phase);
+        let codes = self.jobs.into_iter().map(|(_, job)| job());
+        let code = codes.into_iter().find(|code| *code != ncclSuccess).unwrap_or(ncclSuccess);
+        (code, last_text())
+    }
+}
 
 thread_local! {
     /// What is done once the group's calls are.
-    static TOGETHER: RefCell<Vec<Together>> = const { RefCell::new(Vec::new()) };
+    static TOGETHER: RefCell<Vec<Chain>> = const { RefCell::new(Vec::new()) };
     /// Communicators that this thread's group is to make.
     static ASKED_FOR: RefCell<Vec<Creation>> = const { RefCell::new(Vec::new()) };
     /// Whether the group has calls that return before they are done.
@@ -29,26 +54,33 @@ pub fn keep(creation: Creation) {
     ASKED_FOR.with_borrow_mut(|all| all.push(creation));
 }
 
-/// Do something that waits for other ranks: now, or with theirs at the end of the open group.
-pub fn together(job: impl FnOnce() -> ncclResult_t + Send + 'static) -> ncclResult_t {
+/// Do something on a communicator now, or at the end of the open group.
+pub fn together(
+    comm: ncclComm_t,
+    phase: Phase,
+    job: impl FnOnce() -> ncclResult_t + Send + 'static,
+) -> ncclResult_t {
     if !enqueue::is_open() {
         return job();
     }
-    TOGETHER.with_borrow_mut(|all| all.push(Box::new(job)));
+    TOGETHER.with_borrow_mut(|chains| {
+        let known = chains.iter().position(|chain| chain.comm == comm.addr());
+        let at = known.unwrap_or_else(|| {
+            chains.push(Chain { comm: comm.addr(), jobs: Vec::new() });
+            chains.len() - 1
+        });
+        chains[at].jobs.push((phase, Box::new(job)));
+    });
     ncclSuccess
 }
 
-/// Do all of it at the same time; the first result that is no success.
-fn do_together(mut jobs: Vec<Together>) -> ncclResult_t {
-    let Some(mine) = jobs.pop() else { return ncclSuccess };
-    let run = |jobs: Vec<Together>| {
-        spawn_all::all_or_none(jobs.into_iter().map(|job| move || (job(), last_text())))
-    };
-    if jobs.is_empty() {
-        return mine();
+/// Do all of it; the first result that is no success.
+fn do_together(mut chains: Vec<Chain>) -> ncclResult_t {
+    if chains.len() < 2 {
+        return chains.pop().map_or(ncclSuccess, |chain| chain.run().0);
     }
-    jobs.push(mine);
-    let done = match caught(|| run(jobs)) {
+    let jobs = chains.into_iter().map(|chain| move || chain.run());
+    let done = match caught(|| spawn_all::all_or_none(jobs)) {
         Ok(done) => done,
         Err(error) => return crate::comm::refuse_by(&error),
     };

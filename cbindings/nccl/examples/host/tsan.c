@@ -1,4 +1,4 @@
-/* What Rust's ThreadSanitizer calls and that of an older gcc has not: to both, copying is memcpy. */
+/* What ThreadSanitizer calls in Rust code and the runtime of an older gcc lacks: plain copying. */
 #include <string.h>
 
 void *__tsan_memcpy(void *to, const void *from, size_t bytes) {

@@ -40,6 +40,12 @@ fn level() -> u32 {
 
 #[cold]
 fn read() -> u32 {
+    // Two threads may come at once: the second finds what the first has read.
+    let mut file = locked(&FILE);
+    let known = LEVEL.load(Relaxed);
+    if known != UNKNOWN {
+        return known;
+    }
     let text = variable("NCCL_DEBUG").unwrap_or_default().to_ascii_uppercase();
     let level = match text.trim() {
         "VERSION" => VERSION,
@@ -48,11 +54,11 @@ fn read() -> u32 {
         _ => 0,
     };
     let path = variable("NCCL_DEBUG_FILE").filter(|path| !path.is_empty() && level > VERSION);
-    let file = path.and_then(|path| File::create(filled(&path)).ok());
-    *locked(&FILE) = file;
+    *file = path.and_then(|path| File::create(filled(&path)).ok());
     let subsystems = variable("NCCL_DEBUG_SUBSYS").unwrap_or_default().to_ascii_uppercase();
     COLLECTIVES.store(u32::from(level == INFO && names(&subsystems, "COLL")), Relaxed);
     LEVEL.store(level, Relaxed);
+    drop(file);
     if level > 0 {
         write(&format!(
             "NCCL version {} (ringcomm {}, commit {})\n",

@@ -48,7 +48,7 @@ pub unsafe extern "C" fn pncclCommGrow(
     // SAFETY: the caller's promise: NULL, or an id.
     let id = (!uniqueId.is_null()).then(|| unsafe { uniqueId.read_unaligned() });
     if comm.is_null() {
-        return begin(NAME, newcomm, || {
+        return begin(NAME, newcomm, None, || {
             let id =
                 id.ok_or_else(|| Error::argument("a new rank needs the id; uniqueId is NULL"))?;
             let nranks = convert::number_of_ranks(nRanks)?;
@@ -65,7 +65,8 @@ pub unsafe extern "C" fn pncclCommGrow(
         Ok(parent) => parent,
         Err(code) => return code,
     };
-    begin(NAME, newcomm, || {
+    let asked = Arc::clone(&parent);
+    begin(NAME, newcomm, Some(&asked), || {
         let nranks = convert::number_of_ranks(nRanks)?;
         if nranks <= from.nranks() {
             let now = from.nranks();

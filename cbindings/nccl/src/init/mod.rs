@@ -13,14 +13,14 @@ use crate::comm::{COMMS, Comm, REVOKED, answer, enter, refuse, refuse_by};
 use crate::create::{Make, create};
 use crate::environment::{self, log};
 use crate::types::*;
-use ringcomm::Communicator;
 use ringcomm::device::cuda::Driver;
 use ringcomm::error::{Error, Result};
 use ringcomm::ffi::boundary::caught;
-use ringcomm::ffi::comm::lifecycle::ringCommInitAll;
+use ringcomm::ffi::comm::grouped_creation;
+use ringcomm::ffi::comm::lifecycle::MOST_RANKS_HERE;
 use ringcomm::ffi::convert;
 use ringcomm::ffi::object;
-use ringcomm::ffi::types::{ringComm_t, ringResult_t};
+use ringcomm::{Communicator, Config, DeviceChoice};
 use std::ffi::c_int;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
@@ -79,7 +79,7 @@ unsafe fn init(
     id: &ncclUniqueId,
     config: *const ncclConfig_t,
 ) -> ncclResult_t {
-    begin(function, comm, || {
+    begin(function, comm, None, || {
         let nranks = convert::number_of_ranks(nranks)?;
         let rank = convert::rank(rank, nranks, "rank")?;
         let id = take_id(id)?;
@@ -91,10 +91,12 @@ unsafe fn init(
     })
 }
 
-/// Ask for a communicator: nothing is written where it is refused but NULL.
+/// Ask for a communicator: nothing is written where it is refused but NULL. `parent` is what it is
+/// made from, which remembers why.
 fn begin(
     function: &'static str,
     out: *mut ncclComm_t,
+    parent: Option<&Comm>,
     body: impl FnOnce() -> Result<ncclResult_t>,
 ) -> ncclResult_t {
     environment::begin();
@@ -108,7 +110,11 @@ fn begin(
         // SAFETY: the caller's promise: there is room for a handle.
         unsafe { out.write_unaligned(null_mut()) };
         let code = refuse_by(&crate::comm::OfFunction::of_function(error, function));
-        log::warn_alone(&crate::comm::last_text());
+        let text = crate::comm::last_text();
+        if let Some(parent) = parent {
+            parent.note(&text);
+        }
+        log::warn_alone(&text);
         code
     })
 }
@@ -123,22 +129,32 @@ pub unsafe extern "C" fn pncclCommInitAll(
 ) -> ncclResult_t {
     answer(|| {
         let nranks = convert::number_of_ranks(ndev)?;
-        if comm.is_null() {
-            return Err(Error::argument("ncclCommInitAll: comm is NULL"));
+        if comm.is_null() || nranks > MOST_RANKS_HERE {
+            return Err(Error::argument(format!(
+                "ncclCommInitAll: {nranks} ranks at {comm:p}; the limit in a process is \
+                 {MOST_RANKS_HERE}"
+            )));
         }
         let has_devices = Driver::get().and_then(Driver::devices).is_ok_and(|count| count > 0);
-        let first: Vec<c_int> = (0..ndev).collect();
-        let devices = match (has_devices, devlist.is_null()) {
-            (false, _) => null(),
-            (true, true) => first.as_ptr(),
-            (true, false) => devlist,
-        };
-        let mut made: Vec<ringComm_t> = vec![null_mut(); nranks];
-        // SAFETY: there is room for so many handles, and the list has as many numbers.
-        if unsafe { ringCommInitAll(made.as_mut_ptr(), ndev, devices) } != ringResult_t::ringSuccess
-        {
-            return Err(Error::usage(crate::comm::ring_text()));
+        let mut listed = Vec::new();
+        if has_devices && !devlist.is_null() {
+            convert::read_array(devlist, nranks, "devlist", &mut listed)?;
         }
+        let devices = match (has_devices, devlist.is_null()) {
+            (false, _) => None,
+            (true, true) => Some((0..ndev).collect::<Vec<c_int>>()),
+            (true, false) => Some(listed),
+        };
+        let seats: Vec<DeviceChoice> = (0..nranks)
+            .map(|rank| match devices {
+                None => DeviceChoice::Host,
+                Some(ref list) => DeviceChoice::Device(list[rank]),
+            })
+            .collect();
+        let config = Config::from_environment()?;
+        let all = Communicator::init_all_on(&seats, &config)?;
+        let all = all.into_iter().map(|one| (Some(one), config.debug)).collect();
+        let made = grouped_creation::handles(all)?;
         for (rank, ring) in made.into_iter().enumerate() {
             let own = Comm::new(true, None);
             own.set_ring(ring);
@@ -179,7 +195,8 @@ pub unsafe extern "C" fn pncclCommSplit(
         Ok(parent) => parent,
         Err(code) => return code,
     };
-    begin(NAME, newcomm, || {
+    let asked = Arc::clone(&parent);
+    begin(NAME, newcomm, Some(&asked), || {
         if color < 0 && color != NCCL_SPLIT_NOCOLOR {
             let why = format!("{color} is neither a color nor NCCL_SPLIT_NOCOLOR (-1)");
             return Err(Error::argument(why));
@@ -216,7 +233,8 @@ pub unsafe extern "C" fn pncclCommShrink(
         Ok(parent) => parent,
         Err(code) => return code,
     };
-    begin(NAME, newcomm, || {
+    let asked = Arc::clone(&parent);
+    begin(NAME, newcomm, Some(&asked), || {
         let count = usize::try_from(excludeRanksCount)
             .map_err(|_| Error::argument(format!("{excludeRanksCount} excluded ranks")))?;
         let mut listed = Vec::new();

@@ -9,8 +9,9 @@ use crate::types::*;
 use ringcomm::device::cuda::{Device, DeviceMemory};
 use ringcomm::error::{Error, Result};
 use ringcomm::ffi::convert;
-use ringcomm::ffi::memory::{ringCommDeregister, ringCommRegister, ringMemAlloc, ringMemFree};
+use ringcomm::ffi::memory::{ringCommDeregister, ringCommRegister, ringMemFree};
 use ringcomm::ffi::types::{ringComm_t, ringResult_t};
+use ringcomm::transport::shm_export;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -44,12 +45,7 @@ fn on_device(context: u64, size: usize) -> Result<*mut c_void> {
 
 /// Host memory that ranks of other processes reach.
 pub fn shared(size: usize) -> Result<*mut c_void> {
-    let mut place = null_mut();
-    // SAFETY: the place is a local.
-    match unsafe { ringMemAlloc(&mut place, size) } {
-        ringResult_t::ringSuccess => Ok(place),
-        _ => Err(Error::usage(crate::comm::ring_text())),
-    }
+    Ok(shm_export::allocate(size)?.cast())
 }
 
 #[unsafe(no_mangle)]

@@ -6,7 +6,7 @@
 
 use super::shared;
 use crate::comm::{Comm, ask, locked};
-use crate::group;
+use crate::group::{self, Phase};
 use crate::types::*;
 use ringcomm::Communicator;
 use ringcomm::communicator::one_sided::PeerWindows;
@@ -56,6 +56,13 @@ impl Drop for Signals {
     }
 }
 
+/// A handle that goes to the thread that uses it.
+#[derive(Clone, Copy)]
+struct Own(ncclComm_t);
+
+// SAFETY: a handle is a number.
+unsafe impl Send for Own {}
+
 /// A place that a program keeps until the call, or its group, is over.
 struct Place(*mut ncclWindow_t);
 
@@ -88,9 +95,9 @@ pub unsafe extern "C" fn pncclCommWindowRegister(
     if checked != ncclSuccess {
         return checked;
     }
-    let (comm, buffer, place) = (comm.expose_provenance(), buff.expose_provenance(), Place(win));
-    group::together(move || {
-        let comm = std::ptr::with_exposed_provenance_mut(comm);
+    let (own, buffer, place) = (Own(comm), buff.expose_provenance(), Place(win));
+    group::together(comm, Phase::Windows, move || {
+        let comm = { own }.0;
         let buffer = std::ptr::with_exposed_provenance_mut(buffer);
         ask(REGISTER, comm, |own, ring| {
             let made = register(own, ring, buffer, size)?;
@@ -186,19 +193,57 @@ fn signals(own: &Comm) -> Result<&Signals> {
     })
 }
 
-/// Ready for a call on windows: not busy, with nothing before it that still runs.
+/// Whether a call may be made.
 fn ready(function: &str, own: &Arc<Comm>, flags: c_uint) -> Result<()> {
-    if ringcomm::communicator::enqueue::is_open() {
-        return Err(Error::usage(
-            "puts and signals are not put into groups; call it outside of one",
-        ));
-    }
     if flags != 0 {
         return Err(Error::argument(format!("flags {flags:#x}; give 0")));
     }
-    own.check(function).map_err(|_| refused(own))?;
-    own.wait_for_calls();
-    Ok(())
+    own.check(function).map_err(|_| refused(own))
+}
+
+/// A put, with its signal, or a signal alone.
+struct Put {
+    source: usize,
+    bytes: usize,
+    peer: usize,
+    window: usize,
+    at: usize,
+    word: usize,
+}
+
+impl Put {
+    fn run(&self, own: &Comm, ring: &object::Comm) -> Result<()> {
+        own.wait_for_calls();
+        let communicator = &ring.communicator;
+        if self.window != 0 {
+            let window = std::ptr::with_exposed_provenance_mut(self.window);
+            let source = std::ptr::with_exposed_provenance(self.source);
+            let registered = of(window, ring)?;
+            // SAFETY: the caller's promise.
+            unsafe {
+                communicator.put(&registered.window, self.peer, self.at, source, self.bytes)?;
+            }
+        }
+        communicator.signal(&signals(own)?.window, self.peer, self.word)
+    }
+}
+
+/// Check a call and do it, now or at the group's end.
+fn enqueue<T: Send + 'static>(
+    name: &'static str,
+    comm: ncclComm_t,
+    phase: Phase,
+    check: impl FnOnce(&Arc<Comm>, &object::Comm) -> Result<T>,
+    run: impl FnOnce(T, &Comm, &object::Comm) -> Result<()> + Send + 'static,
+) -> ncclResult_t {
+    let mut checked = None;
+    let code = ask(name, comm, |own, ring| {
+        checked = Some(check(own, ring)?);
+        Ok(())
+    });
+    let Some(checked) = checked else { return code };
+    let own = Own(comm);
+    group::together(comm, phase, move || ask(name, { own }.0, |own, ring| run(checked, own, ring)))
 }
 
 #[unsafe(no_mangle)]
@@ -216,7 +261,7 @@ pub unsafe extern "C" fn pncclPutSignal(
     _stream: cudaStream_t,
 ) -> ncclResult_t {
     const NAME: &str = "ncclPutSignal";
-    ask(NAME, comm, |own, ring| {
+    let check = |own: &Arc<Comm>, ring: &object::Comm| {
         ready(NAME, own, flags)?;
         let communicator = &ring.communicator;
         let peer = convert::rank(peer, communicator.nranks(), "peer")?;
@@ -225,14 +270,13 @@ pub unsafe extern "C" fn pncclPutSignal(
             return Err(Error::argument("localbuff is NULL"));
         }
         communicator.check_on_host(localbuff.cast(), "localbuff")?;
-        let (signals, word) = (signals(own)?, word(sigIdx, ctx, communicator.rank())?);
-        let registered = of(peerWin, ring)?;
-        // SAFETY: the caller's promise.
-        unsafe {
-            communicator.put(&registered.window, peer, peerWinOffset, localbuff.cast(), bytes)?;
-        }
-        communicator.signal(&signals.window, peer, word)
-    })
+        signals(own)?;
+        drop(of(peerWin, ring)?);
+        let word = word(sigIdx, ctx, communicator.rank())?;
+        let (source, window) = (localbuff.expose_provenance(), peerWin.expose_provenance());
+        Ok(Put { source, bytes, peer, window, at: peerWinOffset, word })
+    };
+    enqueue(NAME, comm, Phase::Puts, check, |put, own, ring| put.run(own, ring))
 }
 
 #[unsafe(no_mangle)]
@@ -245,13 +289,14 @@ pub unsafe extern "C" fn pncclSignal(
     _stream: cudaStream_t,
 ) -> ncclResult_t {
     const NAME: &str = "ncclSignal";
-    ask(NAME, comm, |own, ring| {
+    let check = |own: &Arc<Comm>, ring: &object::Comm| {
         ready(NAME, own, flags)?;
-        let communicator = &ring.communicator;
-        let peer = convert::rank(peer, communicator.nranks(), "peer")?;
-        let word = word(sigIdx, ctx, communicator.rank())?;
-        communicator.signal(&signals(own)?.window, peer, word)
-    })
+        let peer = convert::rank(peer, ring.communicator.nranks(), "peer")?;
+        signals(own)?;
+        let word = word(sigIdx, ctx, ring.communicator.rank())?;
+        Ok(Put { source: 0, bytes: 0, peer, window: 0, at: 0, word })
+    };
+    enqueue(NAME, comm, Phase::Puts, check, |put, own, ring| put.run(own, ring))
 }
 
 #[unsafe(no_mangle)]
@@ -262,24 +307,30 @@ pub unsafe extern "C" fn pncclWaitSignal(
     _stream: cudaStream_t,
 ) -> ncclResult_t {
     const NAME: &str = "ncclWaitSignal";
-    ask(NAME, comm, |own, ring| {
+    let check = |own: &Arc<Comm>, ring: &object::Comm| {
         ready(NAME, own, 0)?;
-        let communicator = &ring.communicator;
         let count = usize::try_from(nDesc)
             .map_err(|_| Error::argument(format!("{nDesc} descriptors of signals")))?;
         let mut descriptors = Vec::new();
         if count > 0 {
             convert::read_array(signalDescs, count, "signalDescs", &mut descriptors)?;
         }
+        signals(own)?;
+        let wanted = |one: &ncclWaitSignalDesc_t| {
+            let peer = convert::rank(one.peer, ring.communicator.nranks(), "peer")?;
+            let more = u64::try_from(one.opCnt)
+                .map_err(|_| Error::argument(format!("{} signals to wait for", one.opCnt)))?;
+            Ok((peer, word(one.sigIdx, one.ctx, peer)?, more))
+        };
+        descriptors.iter().map(wanted).collect::<Result<Vec<_>>>()
+    };
+    enqueue(NAME, comm, Phase::Waits, check, |wanted, own, ring| {
+        own.wait_for_calls();
         let signals = signals(own)?;
-        for ncclWaitSignalDesc_t { opCnt, peer, sigIdx, ctx } in descriptors {
-            let peer = convert::rank(peer, communicator.nranks(), "peer")?;
-            let word = word(sigIdx, ctx, peer)?;
-            let more = u64::try_from(opCnt)
-                .map_err(|_| Error::argument(format!("{opCnt} signals to wait for")))?;
-            let wanted = locked(&signals.taken)[word] + more;
-            communicator.await_signal(&signals.window, peer, word, wanted)?;
-            locked(&signals.taken)[word] = wanted;
+        for (peer, word, more) in wanted {
+            let count = locked(&signals.taken)[word] + more;
+            ring.communicator.await_signal(&signals.window, peer, word, count)?;
+            locked(&signals.taken)[word] = count;
         }
         Ok(())
     })

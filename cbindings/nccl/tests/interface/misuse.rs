@@ -127,6 +127,43 @@ fn ranks_that_disagree_are_told() {
 }
 
 #[test]
+fn a_refused_creation_is_remembered_by_its_parent() {
+    with_ranks(1, |_, comm| {
+        let (mut other, mut own, mut memory) = (null_mut(), 0, null_mut());
+        let no = null_mut();
+        // SAFETY: the places are locals.
+        unsafe {
+            refused(pncclCommSplit(comm, -5, 0, &mut other, no), ncclInvalidArgument, "NOCOLOR");
+            assert!(last_error(comm).contains("NCCL_SPLIT_NOCOLOR"), "{}", last_error(comm));
+            let shrunk = pncclCommShrink(comm, &mut own, 1, &mut other, no, 0);
+            refused(shrunk, ncclInvalidArgument, "this rank is excluded");
+            assert!(last_error(comm).contains("this rank is excluded"));
+            let grown = pncclCommGrow(comm, 1, null(), -1, &mut other, no);
+            refused(grown, ncclInvalidArgument, "are not more than 1");
+            assert!(last_error(comm).contains("are not more than 1"));
+            assert!(other.is_null());
+            refused(pncclMemAlloc(&mut memory, 1 << 60), ncclSystemError, "memory");
+            let many = pncclCommInitAll(&mut other, 1 << 30, null());
+            refused(many, ncclInvalidArgument, "the limit in a process");
+            // A group that holds calls of it keeps it.
+            let (one, mut sum) = (1i32, 0i32);
+            ok(pncclGroupStart());
+            let (send, recv) = ((&raw const one).cast(), (&raw mut sum).cast());
+            ok(pncclAllReduce(send, recv, 1, ncclInt, ncclSum, comm, null_mut()));
+            refused(pncclCommDestroy(comm), ncclInvalidUsage, "ncclGroupEnd");
+            assert!(last_error(comm).contains("ncclGroupEnd"), "{}", last_error(comm));
+            ok(pncclGroupEnd());
+            assert_eq!(sum, 1);
+            refused(
+                pncclAllReduce(send, recv, 1, 99, ncclSum, comm, null_mut()),
+                ncclInvalidArgument,
+                "nccl.h lists them",
+            );
+        }
+    });
+}
+
+#[test]
 fn every_code_has_a_text() {
     let texts: std::collections::HashSet<_> = (0..=8)
         // SAFETY: never NULL.

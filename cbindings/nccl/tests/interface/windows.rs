@@ -47,9 +47,18 @@ fn what_is_put_is_there_once_its_signal_has_come() {
             refused(wrong, ncclInvalidArgument, "signal 64; there are 0 to 63");
             let wrong = pncclSignal(other, 0, 1, 0, comm, no);
             refused(wrong, ncclInvalidArgument, "context 1");
+            // In a group, whatever the order of its calls: who puts waits for nobody.
+            memory.cast::<i32>().add(1).write(-1);
+            ok(pncclSignal(other, 6, 0, 0, comm, no));
+            wait.sigIdx = 6;
+            wait.opCnt = 1;
+            ok(pncclWaitSignal(1, &mut wait, comm, no));
+            wait.sigIdx = 5;
             ok(pncclGroupStart());
-            refused(pncclSignal(other, 0, 0, 0, comm, no), ncclInvalidUsage, "groups");
-            refused(pncclGroupEnd(), ncclInvalidUsage, "groups");
+            ok(pncclWaitSignal(1, &mut wait, comm, no));
+            ok(pncclPutSignal(source, 1, ncclInt, other, window, 4, 5, 0, 0, comm, no));
+            ok(pncclGroupEnd());
+            assert_eq!(memory.cast::<i32>().add(1).read(), 0);
             ok(pncclCommWindowDeregister(comm, window));
             let wrong = pncclCommWindowDeregister(comm, window);
             refused(wrong, ncclInvalidArgument, "is one no more");
