@@ -10,7 +10,9 @@ use crate::communicator::call::rank_state;
 use crate::error::{Error, Operation, Result};
 use crate::executor::control_block::Life;
 use crate::executor::direct::run::BufferLocation;
+use crate::fork::ForkSafeMutex;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::transport::shm_export;
 use std::hint::spin_loop;
 use std::time::{Duration, Instant};
 
@@ -22,6 +24,12 @@ struct WindowRange {
     bytes: u64,
 }
 
+/// Whether the memory is of this process.
+fn is_here(range: &WindowRange, at: usize, bytes: usize) -> bool {
+    range.region == BufferLocation::SAME_PROCESS
+        || shm_export::address(range.region, range.offset as usize + at, bytes).is_some()
+}
+
 const WORD: usize = size_of::<u64>();
 const WORDS: usize = size_of::<WindowRange>() / WORD;
 
@@ -30,12 +38,37 @@ pub struct PeerWindows {
     ranges: Vec<WindowRange>,
     /// This rank's own.
     pub address: *mut u8,
+    /// Its entry in [`LIVE`].
+    live: Option<(usize, usize)>,
 }
 
 // SAFETY: the address is the program's, and only handed out.
 unsafe impl Send for PeerWindows {}
 // SAFETY: as above.
 unsafe impl Sync for PeerWindows {}
+
+/// Ranges of this process that are windows, by start and bytes: a rank that is a thread of the same
+/// process is reached by its addresses, which nothing else keeps.
+static LIVE: ForkSafeMutex<Vec<(usize, usize)>> = ForkSafeMutex::new(Vec::new());
+
+impl PeerWindows {
+    /// This rank's part is over: nobody of this process writes there any more. Whoever frees the
+    /// memory does it afterwards.
+    pub fn close(&mut self) {
+        if let Some(own) = self.live.take() {
+            let mut live = LIVE.lock();
+            if let Some(at) = live.iter().position(|range| *range == own) {
+                live.swap_remove(at);
+            }
+        }
+    }
+}
+
+impl Drop for PeerWindows {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
 
 /// Looks for a signal before the waiting thread lets others have the core, and before it sleeps.
 const POLLS: u32 = 2000;
@@ -53,11 +86,16 @@ impl Communicator {
             engine.memory.export_range(address, bytes)
         };
         let (region, offset) = exported.unwrap_or((BufferLocation::PRIVATE, 0));
+        // Before the others know of it: they may put as soon as they do.
+        let live = Some((address.addr(), bytes));
+        LIVE.lock().extend(live);
+        let mut window = PeerWindows { ranges: Vec::new(), address, live };
         let mut words = vec![0u64; WORDS * self.nranks()];
         self.all_gather(&[region, offset, bytes as u64], &mut words)?;
-        let place =
+        let range =
             |words: &[u64]| WindowRange { region: words[0], offset: words[1], bytes: words[2] };
-        Ok(PeerWindows { ranges: words.chunks(WORDS).map(place).collect(), address })
+        window.ranges = words.chunks(WORDS).map(range).collect();
+        Ok(window)
     }
 
     /// Run `body` with the address of a range of `peer`'s window, which stays while it runs.
@@ -81,7 +119,24 @@ impl Communicator {
         if let Some(gone) = self.health.peer_error() {
             return Err(gone);
         }
+        if self.health.pages.of(peer).life() == Life::Left {
+            let (rank, peer, operation) = (self.rank(), self.health.who(peer), None);
+            let text = "it has ended, and its windows with it".into();
+            return Err(Error::Remote { rank, peer, operation, text });
+        }
         match engine.memory.address(place.region, place.offset + at as u64, bytes)? {
+            Some(address) if is_here(&place, at, bytes) => {
+                // Held while it runs: the range stays a window.
+                let live = LIVE.lock();
+                let (from, to) = (address.addr(), address.addr() + bytes);
+                let is_in = |range: &(usize, usize)| range.0 <= from && to <= range.0 + range.1;
+                match live.iter().any(is_in) {
+                    true => Ok(body(address)),
+                    false => Err(Error::usage(format!(
+                        "rank {peer} has deregistered its window, or its communicator is gone"
+                    ))),
+                }
+            }
             Some(address) => Ok(body(address)),
             None => Err(Error::usage(format!(
                 "the window of rank {peer} is out of this rank's reach: puts and signals are \
@@ -183,7 +238,6 @@ impl Communicator {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::transport::shm_export;
 
     fn ranks(timeout_ms: u64) -> Vec<Communicator> {
         let config = Config { timeout_ms, ..Config::default() };
@@ -240,6 +294,20 @@ mod tests {
             assert!(matches!(put, Err(Error::InvalidArgument(_))), "{at} {bytes}: {put:?}");
         }
         assert!(!ranks[0].is_broken());
+    }
+
+    #[test]
+    fn a_window_that_is_closed_is_no_target() {
+        let ranks = ranks(20_000);
+        let mut windows = windows(&ranks);
+        ranks[0].signal(&windows[0], 1, 0).unwrap();
+        windows[1].close();
+        let closed = ranks[0].signal(&windows[0], 1, 0).unwrap_err();
+        assert!(closed.to_string().contains("deregistered its window"), "{closed}");
+        assert!(!ranks[0].is_broken());
+        ranks[1].finalize().unwrap();
+        let left = ranks[0].signal(&windows[0], 1, 0).unwrap_err();
+        assert!(matches!(&left, Error::Remote { peer, .. } if peer.rank == 1), "{left}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Collectives, messages, reductions with a factor.
 #![allow(unsafe_code)]
 
-use crate::comm::{ask, call};
+use crate::comm::{ask, call, spoil};
 use crate::environment::log;
 use crate::memory::device_scalars::{FIRST_MADE, create, forget, is_on_device, refresh};
 use crate::types::*;
@@ -26,7 +26,7 @@ pub unsafe extern "C" fn pncclAllReduce(
     if op >= FIRST_MADE
         && let Err(code) = refresh(op, comm, stream)
     {
-        return code;
+        return spoil(code);
     }
     call("ncclAllReduce", comm, stream, |ring, stream| {
         // SAFETY: the caller's promise.
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn pncclReduce(
     if op >= FIRST_MADE
         && let Err(code) = refresh(op, comm, stream)
     {
-        return code;
+        return spoil(code);
     }
     call("ncclReduce", comm, stream, |ring, stream| {
         // SAFETY: the caller's promise.
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn pncclReduceScatter(
     if op >= FIRST_MADE
         && let Err(code) = refresh(op, comm, stream)
     {
-        return code;
+        return spoil(code);
     }
     call("ncclReduceScatter", comm, stream, |ring, stream| {
         // SAFETY: the caller's promise.

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::collectives::*;
-use crate::comm::ask;
+use crate::comm::{ask, spoil};
 use crate::types::*;
 use ringcomm::error::Error;
 use std::ffi::{c_int, c_void};
@@ -26,11 +26,11 @@ unsafe fn check(
     if magic == NCCL_API_MAGIC && size >= offset_of!(ncclCollConfig_t, ext) {
         return body();
     }
-    ask(function, comm, |_, _| {
+    spoil(ask(function, comm, |_, _| {
         Err(Error::argument(
             "the configuration was not initialized; begin with NCCL_COLLCONFIG_INITIALIZER",
         ))
-    })
+    }))
 }
 
 #[unsafe(no_mangle)]

@@ -7,21 +7,22 @@
 use crate::environment::{self, log};
 use crate::memory::device_scalars::DeviceScalar;
 use crate::memory::windows::Signals;
+pub use crate::texts::{for_c, last_text, ring_text, text_at};
+use crate::texts::{keep, words_of};
 use crate::types::*;
 use ringcomm::communicator::enqueue;
 use ringcomm::error::{Error, Result};
 use ringcomm::ffi::boundary;
 use ringcomm::ffi::calls::stream::{ringStreamCreate, ringStreamDestroy, ringStreamQuery};
-use ringcomm::ffi::comm::query::ringGetLastError;
 use ringcomm::ffi::handle::{HandleKind, HandleTable, InsideCall};
 use ringcomm::ffi::object;
 use ringcomm::ffi::types::{ringComm, ringComm_t, ringResult_t, ringStream_t};
-use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char, c_void};
+use ringcomm::sync::{Mutex, MutexGuard};
+use std::ffi::{CStr, CString, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize};
+use std::sync::{Arc, OnceLock};
 
 /// It is being made, or something else goes on in the background.
 pub const BUSY: u32 = 1;
@@ -54,15 +55,18 @@ pub struct Comm {
     pub name: Option<String>,
     /// Factors of reductions in its device's memory.
     pub device_scalars: Mutex<Vec<DeviceScalar>>,
+    /// Handles of its windows.
+    pub windows: Mutex<Vec<usize>>,
+    /// What the program has of it, for the log.
+    pub handle: AtomicUsize,
     /// The counters of its signals, once it has windows.
     pub signals: OnceLock<Signals>,
 }
 
 pub static COMMS: HandleTable<Arc<Comm>> = HandleTable::new(HandleKind::NcclCommunicator);
 
-/// A lock whose holder never panics in between.
 pub fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
-    lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    lock.lock()
 }
 
 impl Comm {
@@ -80,6 +84,8 @@ impl Comm {
             grows_by: Mutex::new(None),
             name,
             device_scalars: Mutex::default(),
+            windows: Mutex::default(),
+            handle: AtomicUsize::new(0),
             signals: OnceLock::new(),
         })
     }
@@ -88,12 +94,13 @@ impl Comm {
     pub fn set_ring(&self, ring: ringComm_t) {
         let on_host = object::enter(ring).is_ok_and(|made| made.communicator.device().is_none());
         self.on_host.store(on_host, Relaxed);
-        // Release: pairs with the Acquire in `call`, as does that of `over`.
-        self.ring.store(ring, Release);
+        // SeqCst: whoever gives it up stores `aborted` and then looks here; whoever made it stores
+        // here and then looks there. One of them sees the other.
+        self.ring.store(ring, SeqCst);
     }
 
     pub fn ring(&self) -> ringComm_t {
-        self.ring.load(Acquire)
+        self.ring.load(SeqCst)
     }
 
     pub fn begin(&self) {
@@ -187,7 +194,11 @@ impl Comm {
         if self.is(BUSY) {
             return ncclInProgress;
         }
+        if self.is(REVOKED) {
+            return ncclSuccess;
+        }
         if self.is(FAILED) {
+            keep(self.last_text());
             return self.outcome.load(Relaxed);
         }
         let stream = self.stream.load(Acquire);
@@ -198,8 +209,17 @@ impl Comm {
         match unsafe { ringStreamQuery(stream) } {
             ringResult_t::ringSuccess => ncclSuccess,
             ringResult_t::ringInProgress => ncclInProgress,
-            failed => self.failed("ncclCommGetAsyncError", failed),
+            failed => self.remember(failed),
         }
+    }
+
+    /// Keep the text of a call of the library's that has just failed on this thread; its code.
+    pub fn remember(&self, code: ringResult_t) -> ncclResult_t {
+        // The library's communicator has not seen all of them.
+        let text = words_of(null_mut());
+        self.note(&text);
+        keep(text);
+        result_of(code)
     }
 
     /// Whether a call may begin, and on which stream.
@@ -225,6 +245,12 @@ impl Comm {
             let why = "it was revoked; it can be split, shrunk and destroyed";
             return refuse(ncclInvalidUsage, why);
         }
+        if attention & NONBLOCKING != 0
+            && let Ok(made) = object::enter(self.ring())
+            && let Some(error) = made.communicator.async_error()
+        {
+            return Err(self.refuse_by(&error));
+        }
         let on_host = self.on_host.load(Relaxed);
         let is_default = stream.is_null() || (on_host && stream.addr() <= LAST_NAMED_STREAM);
         match (is_default, attention & NONBLOCKING != 0 && on_host) {
@@ -237,15 +263,12 @@ impl Comm {
     /// A call of the library's has failed on it: its code, after the text was kept.
     #[cold]
     pub fn failed(&self, function: &str, code: ringResult_t) -> ncclResult_t {
-        // That of this thread's last call: the library's communicator has not seen all of them.
-        let text = words_of(null_mut());
-        self.note(&text);
-        keep(text);
+        let code = self.remember(code);
         log::warn(function, self);
-        result_of(code)
+        code
     }
 
-    /// Refuse a call on it: the code, after the text was kept. A group that holds it fails.
+    /// Refuse a call on it: the code, after the text was kept.
     #[cold]
     pub fn refuse(&self, code: ncclResult_t, why: String) -> ncclResult_t {
         let text = for_c(&why);
@@ -264,52 +287,6 @@ impl Comm {
     }
 }
 
-thread_local! {
-    /// The text of this thread's last failed call.
-    static LAST: RefCell<CString> = RefCell::default();
-}
-
-fn keep(text: CString) {
-    let _ = LAST.try_with(|last| *last.borrow_mut() = text);
-}
-
-/// The text of this thread's last failed call.
-pub fn last_text() -> CString {
-    LAST.try_with(|last| last.borrow().clone()).unwrap_or_default()
-}
-
-/// A text with a NUL cannot reach C whole.
-pub fn for_c(text: &str) -> CString {
-    CString::new(text.replace('\0', " ")).unwrap_or_default()
-}
-
-/// The library's text for its communicator, or for the thread, with NCCL's names in it.
-fn words_of(ring: ringComm_t) -> CString {
-    // SAFETY: never NULL, and valid until the thread asks again.
-    let text = unsafe { CStr::from_ptr(ringGetLastError(ring)) };
-    for_c(&with_nccl_names(&text.to_string_lossy()).replace("ringcomm.h", "nccl.h"))
-}
-
-/// The text of the thread's last failed call of the library's.
-pub fn ring_text() -> String {
-    words_of(null_mut()).to_string_lossy().into_owned()
-}
-
-/// `ringGroupEnd` is `ncclGroupEnd` to whoever calls that.
-fn with_nccl_names(text: &str) -> String {
-    let mut rest = text;
-    let mut named = String::with_capacity(text.len());
-    while let Some(at) = rest.find("ring") {
-        let (before, from) = rest.split_at(at);
-        let begins = !before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
-        let is_ours = begins && from[4..].starts_with(|c: char| c.is_ascii_uppercase());
-        named += before;
-        named += if is_ours { "nccl" } else { "ring" };
-        rest = &from[4..];
-    }
-    named + rest
-}
-
 /// NCCL's code for the library's. It has none for a call that an abort has ended, and answers such
 /// a call as one that cannot go on for a reason of its own.
 pub fn result_of(code: ringResult_t) -> ncclResult_t {
@@ -319,12 +296,21 @@ pub fn result_of(code: ringResult_t) -> ncclResult_t {
     }
 }
 
-/// Refuse a call that names no communicator: the code, after the text was kept. An open group
-/// fails.
+/// Refuse a call that names no communicator: the code, after the text was kept.
 #[cold]
 pub fn refuse(code: ncclResult_t, why: String) -> ncclResult_t {
     keep(for_c(&why));
-    enqueue::refuse(Error::InvalidArgument(why));
+    code
+}
+
+/// A call that the open group was to hold was refused: the group fails as a whole.
+#[cold]
+pub fn spoil(code: ncclResult_t) -> ncclResult_t {
+    let why = last_text().to_string_lossy().into_owned();
+    enqueue::refuse(match code {
+        ncclInvalidUsage => Error::InvalidUsage(why),
+        _ => Error::InvalidArgument(why),
+    });
     code
 }
 
@@ -332,9 +318,7 @@ pub fn refuse(code: ncclResult_t, why: String) -> ncclResult_t {
 #[cold]
 pub fn refuse_by(error: &Error) -> ncclResult_t {
     let code = boundary::failed(error, None);
-    let text = words_of(null_mut());
-    enqueue::refuse(error.clone());
-    keep(text);
+    keep(words_of(null_mut()));
     result_of(code)
 }
 
@@ -385,14 +369,14 @@ pub fn call(
     stream: cudaStream_t,
     body: impl FnOnce(ringComm_t, ringStream_t) -> ringResult_t,
 ) -> ncclResult_t {
-    let Some(inside) = COMMS.enter(comm.cast()) else { return unknown(function, comm) };
+    let Some(inside) = COMMS.enter(comm.cast()) else { return spoil(unknown(function, comm)) };
     let mut stream: ringStream_t = stream.cast();
     // Acquire: pairs with the Release of whoever made it.
     let wants_attention = inside.attention.load(Acquire) != 0;
     if wants_attention || (stream.addr().wrapping_sub(1) < LAST_NAMED_STREAM) {
         stream = match inside.admit(function, stream) {
             Ok(stream) => stream,
-            Err(code) => return code,
+            Err(code) => return spoil(code),
         };
         crate::group::note_nonblocking(inside.is(NONBLOCKING));
     }
@@ -448,28 +432,6 @@ impl OfFunction for Error {
                 Error::InvalidArgument(format!("{function}: {text}"))
             }
             error => error,
-        }
-    }
-}
-
-/// Text of the caller's, if there is one.
-pub fn text_at(text: *const c_char) -> Option<String> {
-    // SAFETY: the caller promises a C string or NULL.
-    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn texts_name_the_functions_that_were_called() {
-        assert_eq!(
-            with_nccl_names("ringAllReduce: end ringGroupEnd"),
-            "ncclAllReduce: end ncclGroupEnd"
-        );
-        for same in ["ringcomm", "a string", "stringRing", "ring", "during"] {
-            assert_eq!(with_nccl_names(same), same);
         }
     }
 }

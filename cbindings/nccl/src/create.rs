@@ -4,7 +4,7 @@
 //! at the same time, as the library's own groups do.
 #![allow(unsafe_code)]
 
-use crate::comm::{COMMS, Comm, FAILED, last_text, refuse_by};
+use crate::comm::{COMMS, Comm, FAILED, last_text, refuse, refuse_by};
 use crate::environment::log;
 use crate::group;
 use crate::types::*;
@@ -19,7 +19,7 @@ use ringcomm::ffi::convert;
 use ringcomm::ffi::types::ringComm_t;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::thread::Builder;
 
 /// How to make one, on any thread; `None` where this rank takes no part.
@@ -48,21 +48,23 @@ impl Creation {
     }
 }
 
-/// Ask for a communicator. The handle is written to `out` at once.
+/// Ask for a communicator. The handle is written to `out` at once; NULL for a rank that takes no
+/// part in it, but in its making.
 pub fn create(
     function: &'static str,
-    out: *mut ncclComm_t,
+    (out, takes_part): (*mut ncclComm_t, bool),
     (is_blocking, name): (bool, Option<String>),
     parent: Option<(Arc<Communicator>, Arc<Comm>)>,
     make: Make,
 ) -> Result<ncclResult_t> {
     let comm = Comm::new(is_blocking, name);
-    let handle: ncclComm_t = COMMS.insert(Arc::clone(&comm))?.cast();
+    let handle: ncclComm_t = match takes_part {
+        true => COMMS.insert(Arc::clone(&comm))?.cast(),
+        false => null_mut(),
+    };
+    comm.handle.store(handle.addr(), Relaxed);
     // SAFETY: the caller's promise: there is room for a handle.
     unsafe { out.write_unaligned(handle) };
-    if let Some((_, parent)) = parent.as_ref().filter(|_| !is_blocking) {
-        parent.begin();
-    }
     let creation = Creation { function, comm, make, parent, handle, out, is_blocking };
     if enqueue::is_open() {
         group::keep(creation);
@@ -78,6 +80,7 @@ pub fn make_all(creations: Vec<Creation>) -> ncclResult_t {
     }
     let places: Vec<Place> = creations.iter().map(Place::of).collect();
     let parents: Vec<Arc<Comm>> = creations.iter().filter_map(Creation::busy_parent).collect();
+    parents.iter().for_each(|parent| parent.begin());
     let job = move || {
         // Whoever asked polls: the handle stays, and says what became of it.
         let _ = run(creations);
@@ -97,12 +100,7 @@ pub fn make_all(creations: Vec<Creation>) -> ncclResult_t {
 
 /// Nothing of it is made: the group that asked for it has failed.
 pub fn forget(creations: Vec<Creation>) {
-    for creation in &creations {
-        if let Some(parent) = creation.busy_parent() {
-            parent.over(ncclSuccess);
-        }
-        Place::of(creation).withdraw();
-    }
+    creations.iter().map(Place::of).for_each(|place| place.withdraw());
 }
 
 /// Where a caller that waits finds a handle.
@@ -155,7 +153,11 @@ fn run(creations: Vec<Creation>) -> Result<(), ncclResult_t> {
         made.push((function, comm, parent.map(|(_, parent)| parent), is_blocking));
     }
     let ended = if together { caught(dispatch::group_end) } else { Ok(()) };
-    let result = begun.and(ended).map_err(|error| refuse_by(&error));
+    let given_up = made.iter().any(|(_, comm, ..)| comm.aborted.load(SeqCst));
+    let result = begun.and(ended).map_err(|error| match given_up {
+        true => refuse(ncclInternalError, "ncclCommAbort has ended its making".into()),
+        false => refuse_by(&error),
+    });
     for ((function, comm, parent, is_blocking), slot) in made.into_iter().zip(slots) {
         match result {
             Ok(()) => settle(function, &comm, slot),
@@ -173,8 +175,8 @@ fn settle(function: &str, comm: &Arc<Comm>, ring: ringComm_t) {
         comm.set_ring(ring);
         log::made(function, comm);
     }
-    // Acquire: pairs with the Release of who gives it up.
-    if comm.aborted.load(Acquire) && !ring.is_null() {
+    // SeqCst: as in `set_ring`.
+    if comm.aborted.load(SeqCst) && !ring.is_null() {
         // SAFETY: safe for any argument.
         unsafe { ringCommAbort(ring) };
     }

@@ -19,6 +19,7 @@ pub mod init;
 pub mod lifecycle;
 pub mod memory;
 pub mod query;
+mod texts;
 pub mod twins;
 pub mod types;
 pub mod unsupported;

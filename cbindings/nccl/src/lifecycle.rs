@@ -1,7 +1,8 @@
 //! The end of communicators, and what stops and resumes them.
 #![allow(unsafe_code)]
 
-use crate::comm::{BUSY, COMMS, Comm, FAILED, REVOKED, SUSPENDED, ask, enter, refuse, result_of};
+use crate::comm::{BUSY, COMMS, Comm, FAILED, REVOKED, SUSPENDED, ask, enter, refuse};
+use crate::memory::windows;
 use crate::types::*;
 use ringcomm::communicator::enqueue;
 use ringcomm::error::Error;
@@ -12,7 +13,7 @@ use ringcomm::ffi::object;
 use ringcomm::ffi::types::ringResult_t;
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::Ordering::SeqCst;
 use std::thread::Builder;
 use std::time::Duration;
 
@@ -107,8 +108,8 @@ pub unsafe extern "C" fn pncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
 
 /// Give a communicator up, made or not.
 fn end(comm: ncclComm_t, own: Arc<Comm>) -> ncclResult_t {
-    // Release: pairs with the Acquire of the thread that makes it.
-    own.aborted.store(true, Release);
+    // SeqCst: as in `set_ring`.
+    own.aborted.store(true, SeqCst);
     let ring = own.ring();
     if !ring.is_null() {
         // SAFETY: safe for any argument.
@@ -125,13 +126,19 @@ fn end(comm: ncclComm_t, own: Arc<Comm>) -> ncclResult_t {
 
 /// Take the handle back, and what is this layer's.
 fn close(comm: ncclComm_t, own: &Comm) {
-    let stream = own.take_stream();
-    if !stream.is_null() {
-        // SAFETY: safe for any argument. Its calls are done, or fail at once.
-        unsafe { ringStreamDestroy(stream) };
-    }
+    end_stream(own);
+    windows::close_all(own);
     // A call of another thread leaves soon.
     drop(COMMS.bar(comm.cast()).and_then(|closing| closing.take_within(ENDING)));
+}
+
+/// End the stream of calls that return early: they are done, or fail at once.
+fn end_stream(own: &Comm) {
+    let stream = own.take_stream();
+    if !stream.is_null() {
+        // SAFETY: safe for any argument.
+        unsafe { ringStreamDestroy(stream) };
+    }
 }
 
 /// End what runs. It can be split, shrunk and destroyed then; its peers' calls end, too.
@@ -144,6 +151,7 @@ pub unsafe extern "C" fn pncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -
         own.mark(REVOKED);
         ring.communicator.abort();
         ring.communicator.settle();
+        end_stream(own);
         Ok(())
     })
 }
@@ -192,7 +200,10 @@ pub unsafe extern "C" fn pncclCommGetAsyncError(
             let mut broken = ringResult_t::ringSuccess;
             // SAFETY: the place is a local.
             match unsafe { ringCommGetAsyncError(inside.ring(), &mut broken) } {
-                ringResult_t::ringSuccess => result_of(broken),
+                ringResult_t::ringSuccess if broken != ringResult_t::ringSuccess => {
+                    inside.remember(broken)
+                }
+                ringResult_t::ringSuccess => ncclSuccess,
                 failed => return inside.failed(NAME, failed),
             }
         }

@@ -67,4 +67,5 @@ def test_every_name_of_pytorch_leads_to_this_library(said):
             names[found[3]] = found[1]
     listed = (ROOT / "cbindings/nccl/clients.txt").read_text()
     wanted = re.search(rf"^torch {re.escape(torch)}: (.*)$", listed, re.MULTILINE)
-    assert names and (wanted is None or set(names) == set(wanted[1].split()))
+    assert wanted, f"cbindings/nccl/clients.txt has no PyTorch {torch}; scripts/nccl_clients.py adds it"
+    assert names and set(names) == set(wanted[1].split())

@@ -28,6 +28,7 @@ use super::tuning::select::forced_algorithm;
 use super::tuning::slot_sizing::{buff_size, geometry};
 use super::{Communicator, number_of};
 use crate::algorithm::Algorithm;
+use crate::bootstrap::allgather::root_threads;
 use crate::bootstrap::tcp::{AuthListener, NetworkConfig};
 use crate::bootstrap::{self, Blame, BootstrapError, UniqueId};
 use crate::config::{Config, DeviceChoice};
@@ -93,6 +94,8 @@ impl Communicator {
         let map = SegmentMap::new(nranks, geometry(config, nranks)?);
         let mut setup = LocalSetup::new(rank, nranks, map);
         if nranks == 1 {
+            // Nobody else comes by it.
+            root_threads::free(id);
             setup.segments[0] = Some(Arc::new(Segment::anonymous(map.bytes())?));
             setup.seated.device = gpu::device(config)?;
             setup.seated.among([setup.seated.device.is_some()].into_iter());

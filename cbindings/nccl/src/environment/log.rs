@@ -5,10 +5,10 @@ use super::variable;
 use crate::comm::{COMMS, Comm, locked};
 use crate::types::*;
 use ringcomm::ffi::object;
+use ringcomm::sync::Mutex;
 use std::ffi::{CStr, c_void};
 use std::fs::File;
 use std::io::Write;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -149,11 +149,12 @@ pub fn made(function: &str, comm: &Comm) {
         return;
     }
     let (ranks, device) = place_of(comm);
+    let handle = comm.handle.load(Relaxed);
     let name = comm.name.as_ref().map_or(String::new(), |name| format!(" commName {name}"));
     line(
         "INFO",
         device,
-        &format!("{function} comm {comm:p}{ranks} cudaDev {device}{name} - Init COMPLETE"),
+        &format!("{function} comm {handle:#x}{ranks} cudaDev {device}{name} - Init COMPLETE"),
     );
 }
 

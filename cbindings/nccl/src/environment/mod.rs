@@ -11,8 +11,9 @@ pub mod table;
 
 use crate::comm::locked;
 use ringcomm::os::environment;
+use ringcomm::sync::Mutex;
 use std::ffi::OsString;
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 /// The secret of `ncclSetEncryption`.
 static SECRET: Mutex<Option<String>> = Mutex::new(None);

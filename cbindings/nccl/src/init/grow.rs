@@ -1,7 +1,7 @@
 //! A communicator with more ranks than the one that it is made from.
 #![allow(unsafe_code)]
 
-use super::meeting::{Meeting, of_ring, take_id};
+use super::meeting::{Meeting, free, of_ring, take_id};
 use super::{Settings, begin, parent_of};
 use crate::comm::{Comm, ask, locked};
 use crate::create::{Make, create};
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn pncclCommGrow(
             let own_config = settings.config.clone().expect("of its own");
             let make: Make =
                 Box::new(move |own| meeting.join(nranks, rank, &own_config, own).map(Some));
-            create(NAME, newcomm, (settings.is_blocking, settings.name), None, make)
+            create(NAME, (newcomm, true), (settings.is_blocking, settings.name), None, make)
         });
     }
     let (from, parent) = match parent_of(NAME, comm) {
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn pncclCommGrow(
         let (source, before) = (Arc::clone(&from), Arc::clone(&parent));
         let make: Make = Box::new(move |own| grow(&source, &before, nranks, id, own).map(Some));
         let how = (settings.is_blocking, settings.name);
-        create(NAME, newcomm, how, Some((from, parent)), make)
+        create(NAME, (newcomm, true), how, Some((from, parent)), make)
     })
 }
 
@@ -92,10 +92,13 @@ fn grow(
     own: &Comm,
 ) -> Result<Communicator> {
     before.wait_for_calls();
-    let meeting = agree(from, id)?;
-    let grown = meeting.join(nranks, from.rank(), from.config(), own)?;
-    *locked(&before.grows_by) = None;
-    Ok(grown)
+    let grown =
+        agree(from, id).and_then(|meeting| meeting.join(nranks, from.rank(), from.config(), own));
+    // It is used, or of no use any more.
+    if let Some(used) = locked(&before.grows_by).take() {
+        free(&used);
+    }
+    grown
 }
 
 /// The one id that one of the ranks has.

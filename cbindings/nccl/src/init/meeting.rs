@@ -102,7 +102,12 @@ impl Meeting {
             Meeting::Id(id) => {
                 // Acquire: pairs with the Release of whoever gives it up.
                 let is_given_up = || own.aborted.load(Acquire);
-                Communicator::init_rank_unless(nranks, &id, rank, config, &is_given_up)
+                let joined =
+                    Communicator::init_rank_unless(nranks, &id, rank, config, &is_given_up);
+                if is_given_up() {
+                    free(&of_ring(&convert::unique_id_to_c(&id)));
+                }
+                joined
             }
             Meeting::Address { host, port } => {
                 let place = RendezvousPlace::Address { host, port };

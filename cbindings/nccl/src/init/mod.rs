@@ -9,7 +9,7 @@ pub use grow::*;
 pub use meeting::{pncclGetUniqueId, take_id};
 pub use settings::Settings;
 
-use crate::comm::{COMMS, Comm, REVOKED, answer, enter, refuse, refuse_by};
+use crate::comm::{COMMS, Comm, REVOKED, answer, enter, refuse, refuse_by, spoil};
 use crate::create::{Make, create};
 use crate::environment::{self, log};
 use crate::types::*;
@@ -24,6 +24,7 @@ use ringcomm::{Communicator, Config, DeviceChoice};
 use std::ffi::c_int;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pncclCommInitRank(
@@ -87,7 +88,7 @@ unsafe fn init(
         let settings = unsafe { Settings::of_new(config) }?;
         let config = settings.config.clone().expect("of its own");
         let make: Make = Box::new(move |own| id.join(nranks, rank, &config, own).map(Some));
-        create(function, comm, (settings.is_blocking, settings.name), None, make)
+        create(function, (comm, true), (settings.is_blocking, settings.name), None, make)
     })
 }
 
@@ -115,7 +116,7 @@ fn begin(
             parent.note(&text);
         }
         log::warn_alone(&text);
-        code
+        spoil(code)
     })
 }
 
@@ -160,13 +161,17 @@ pub unsafe extern "C" fn pncclCommInitAll(
             own.set_ring(ring);
             own.over(ncclSuccess);
             log::made("ncclCommInitAll", &own);
-            let handle = COMMS.insert(own)?;
+            let handle = COMMS.insert(Arc::clone(&own))?;
+            own.handle.store(handle.addr(), Relaxed);
             // SAFETY: the caller's promise: there is room for `ndev` handles.
             unsafe { comm.add(rank).write_unaligned(handle.cast()) };
         }
         Ok(())
     })
 }
+
+/// What mends a communicator that has failed.
+const SHRINK: &str = "ncclCommShrink";
 
 /// What a communicator is made from: the library's, once nothing of this layer's keeps it busy.
 fn parent_of(
@@ -179,6 +184,12 @@ fn parent_of(
         inside.check(function)?;
     }
     let made = object::enter(inside.ring()).map_err(|error| inside.refuse_by(&error))?;
+    if function != SHRINK
+        && !inside.is(REVOKED)
+        && let Some(error) = made.communicator.async_error()
+    {
+        return Err(spoil(inside.refuse_by(&error)));
+    }
     Ok((Arc::clone(&made.communicator), Arc::clone(&inside)))
 }
 
@@ -215,7 +226,7 @@ pub unsafe extern "C" fn pncclCommSplit(
             }
         });
         let how = (settings.is_blocking, settings.name);
-        create(NAME, newcomm, how, Some((from, parent)), make)
+        create(NAME, (newcomm, color >= 0), how, Some((from, parent)), make)
     })
 }
 
@@ -228,7 +239,7 @@ pub unsafe extern "C" fn pncclCommShrink(
     config: *mut ncclConfig_t,
     shrinkFlags: c_int,
 ) -> ncclResult_t {
-    const NAME: &str = "ncclCommShrink";
+    const NAME: &str = SHRINK;
     let (from, parent) = match parent_of(NAME, comm) {
         Ok(parent) => parent,
         Err(code) => return code,
@@ -258,6 +269,6 @@ pub unsafe extern "C" fn pncclCommShrink(
         let source = Arc::clone(&from);
         let make: Make = Box::new(move |_| source.shrink(&excluded, None).map(Some));
         let how = (settings.is_blocking, settings.name);
-        create(NAME, newcomm, how, Some((from, parent)), make)
+        create(NAME, (newcomm, true), how, Some((from, parent)), make)
     })
 }

@@ -11,11 +11,11 @@ use ringcomm::error::{Error, Result};
 use ringcomm::ffi::convert;
 use ringcomm::ffi::memory::{ringCommDeregister, ringCommRegister, ringMemFree};
 use ringcomm::ffi::types::{ringComm_t, ringResult_t};
+use ringcomm::sync::Mutex;
 use ringcomm::transport::shm_export;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::Mutex;
 
 /// Memory of devices that was allocated here, by its address.
 static ON_DEVICES: Mutex<Option<HashMap<usize, DeviceMemory>>> = Mutex::new(None);

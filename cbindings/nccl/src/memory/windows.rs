@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use super::shared;
-use crate::comm::{Comm, ask, locked};
+use crate::comm::{Comm, ask, locked, spoil};
 use crate::group::{self, Phase};
 use crate::types::*;
 use ringcomm::Communicator;
@@ -15,9 +15,10 @@ use ringcomm::ffi::convert;
 use ringcomm::ffi::handle::{HandleKind, HandleTable};
 use ringcomm::ffi::object;
 use ringcomm::ffi::types::RawDataType;
+use ringcomm::sync::Mutex;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Signals that each rank has on each other.
 const SIGNALS: usize = 64;
@@ -51,6 +52,7 @@ impl Signals {
 
 impl Drop for Signals {
     fn drop(&mut self) {
+        self.window.close();
         // SAFETY: allocated by `new`. A peer that maps it keeps its own mapping.
         unsafe { ringcomm::ffi::memory::ringMemFree(self.window.address.cast()) };
     }
@@ -93,7 +95,7 @@ pub unsafe extern "C" fn pncclCommWindowRegister(
         own.check(REGISTER).map_err(|_| refused(own))
     });
     if checked != ncclSuccess {
-        return checked;
+        return spoil(checked);
     }
     let (own, buffer, place) = (Own(comm), buff.expose_provenance(), Place(win));
     group::together(comm, Phase::Windows, move || {
@@ -127,7 +129,16 @@ fn register(own: &Comm, ring: &object::Comm, buffer: *mut u8, size: usize) -> Re
     }
     let window = communicator.window(buffer, size)?;
     let registered = Registered { window, number: communicator.number(), key };
-    Ok(WINDOWS.insert(registered)?.cast())
+    let handle = WINDOWS.insert(registered)?;
+    locked(&own.windows).push(handle.addr());
+    Ok(handle.cast())
+}
+
+/// The communicator is at its end: its windows are, too.
+pub fn close_all(own: &Comm) {
+    for window in std::mem::take(&mut *locked(&own.windows)) {
+        drop(WINDOWS.close(std::ptr::without_provenance_mut(window)));
+    }
 }
 
 /// Why a communicator takes no calls, as it was kept.
@@ -143,9 +154,11 @@ pub unsafe extern "C" fn pncclCommWindowDeregister(
     if win.is_null() {
         return ncclSuccess;
     }
-    ask("ncclCommWindowDeregister", comm, |_, ring| {
+    ask("ncclCommWindowDeregister", comm, |own, ring| {
         of(win, ring)?;
-        let registered = WINDOWS.close(win.cast()).ok_or_else(|| none(win))?;
+        let mut registered = WINDOWS.close(win.cast()).ok_or_else(|| none(win))?;
+        locked(&own.windows).retain(|window| *window != win.addr());
+        registered.window.close();
         registered.key.map_or(Ok(()), |key| ring.communicator.deregister(key))
     })
 }
@@ -241,7 +254,7 @@ fn enqueue<T: Send + 'static>(
         checked = Some(check(own, ring)?);
         Ok(())
     });
-    let Some(checked) = checked else { return code };
+    let Some(checked) = checked else { return spoil(code) };
     let own = Own(comm);
     group::together(comm, phase, move || ask(name, { own }.0, |own, ring| run(checked, own, ring)))
 }

@@ -5,6 +5,7 @@ use ringcomm_nccl::collectives::*;
 use ringcomm_nccl::group::*;
 use ringcomm_nccl::init::*;
 use ringcomm_nccl::lifecycle::*;
+use ringcomm_nccl::query::*;
 use ringcomm_nccl::types::*;
 use std::ptr::null_mut;
 
@@ -108,5 +109,22 @@ fn a_simulated_group_says_how_long_it_takes_and_runs_nothing() {
     // SAFETY: safe for any argument.
     let unbalanced = unsafe { pncclGroupSimulateEnd(&mut info) };
     refused(unbalanced, ncclInvalidUsage, "never started");
+    destroy(&comms);
+}
+
+#[test]
+fn a_refused_question_leaves_the_group_as_it_is() {
+    let comms = of_one_thread::<1>();
+    let (one, mut sum, mut count) = (1i32, 0i32, 0);
+    ok(pncclGroupStart());
+    let (send, recv) = ((&raw const one).cast(), (&raw mut sum).cast());
+    // SAFETY: the places stay until the group's end.
+    unsafe {
+        ok(pncclAllReduce(send, recv, 1, ncclInt, ncclSum, comms[0], null_mut()));
+        refused(pncclCommCount(null_mut(), &mut count), ncclInvalidArgument, "NULL");
+        refused(pncclCommCount(comms[0], null_mut()), ncclInvalidArgument, "NULL");
+    }
+    ok(pncclGroupEnd());
+    assert_eq!(sum, 1);
     destroy(&comms);
 }

@@ -155,3 +155,32 @@ fn what_kernels_would_need_is_refused_with_the_reason() {
         assert_eq!(pncclTeamWorld(null_mut()).nRanks, 0);
     });
 }
+
+#[test]
+fn a_rank_of_the_same_process_that_has_ended_is_no_target() {
+    let (mut comms, mut windows) = ([null_mut(); 2], [null_mut(); 2]);
+    // SAFETY: there is room for two.
+    ok(unsafe { pncclCommInitAll(comms.as_mut_ptr(), 2, std::ptr::null()) });
+    let memory = [allocate(), allocate()];
+    ok(pncclGroupStart());
+    for rank in 0..2 {
+        let place = &mut windows[rank];
+        // SAFETY: the places stay until the group's end.
+        ok(unsafe { pncclCommWindowRegister(comms[rank], memory[rank], BYTES, place, 1) });
+    }
+    ok(pncclGroupEnd());
+    let (value, no) = (7i32, null_mut());
+    // SAFETY: the memory that is freed is no window any more.
+    unsafe {
+        let source = (&raw const value).cast();
+        ok(pncclCommWindowDeregister(comms[1], windows[1]));
+        ok(pncclMemFree(memory[1]));
+        let gone = pncclPutSignal(source, 1, ncclInt, 1, windows[0], 0, 0, 0, 0, comms[0], no);
+        refused(gone, ncclInvalidUsage, "rank 1 has deregistered its window");
+        ok(pncclSignal(1, 0, 0, 0, comms[0], no));
+        ok(pncclCommDestroy(comms[1]));
+        refused(pncclSignal(1, 0, 0, 0, comms[0], no), ncclRemoteError, "rank 1");
+        ok(pncclCommAbort(comms[0]));
+        ok(pncclMemFree(memory[0]));
+    }
+}
