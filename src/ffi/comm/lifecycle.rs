@@ -145,7 +145,7 @@ fn init_rank(
 
 /// Ranks that `ringCommInitAll` makes: more than the largest machines have cores, and at the usual
 /// 4 MiB of slots a rank still 4 GiB of memory at most.
-pub const MOST_RANKS_HERE: usize = 1024;
+const MOST_RANKS_HERE: usize = 1024;
 
 /// Make a communicator whose ranks are all in this process, and hand out every rank's end.
 ///

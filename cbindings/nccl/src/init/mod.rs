@@ -17,7 +17,6 @@ use ringcomm::device::cuda::Driver;
 use ringcomm::error::{Error, Result};
 use ringcomm::ffi::boundary::caught;
 use ringcomm::ffi::comm::grouped_creation;
-use ringcomm::ffi::comm::lifecycle::MOST_RANKS_HERE;
 use ringcomm::ffi::convert;
 use ringcomm::ffi::object;
 use ringcomm::{Communicator, Config, DeviceChoice};
@@ -119,6 +118,9 @@ fn begin(
         spoil(code)
     })
 }
+
+/// As many as `ringCommInitAll` makes.
+const MOST_RANKS_HERE: usize = 1024;
 
 /// All ranks of a new communicator in this process, on the devices of the list, or the first ones.
 /// On a machine without a GPU all of them are on the host, whatever the list says.
