@@ -2,7 +2,8 @@
 //!
 //! A put is a copy by whoever puts, a signal a counter beside the window: both go straight into the
 //! other rank's memory, which ranks of one host map. Between hosts there is no such memory, and a
-//! put says so. A window lives as long as its rank keeps the memory; each use looks it up anew.
+//! put says so. Each use looks the memory up anew: what another process has given up is a mapping
+//! that leads nowhere, and what this process has given up is refused ([`LIVE`]).
 #![allow(unsafe_code)]
 
 use crate::communicator::Communicator;
@@ -106,12 +107,12 @@ impl Communicator {
         (at, bytes): (usize, usize),
         body: impl FnOnce(*mut u8) -> T,
     ) -> Result<T> {
-        let place = window.ranges[peer];
-        let end = at.checked_add(bytes).filter(|end| *end as u64 <= place.bytes);
+        let range = window.ranges[peer];
+        let end = at.checked_add(bytes).filter(|end| *end as u64 <= range.bytes);
         if end.is_none() {
             return Err(Error::argument(format!(
                 "{bytes} bytes at {at} are not in the window of rank {peer}, which has {}",
-                place.bytes
+                range.bytes
             )));
         }
         let mut engine = self.engine.take();
@@ -124,12 +125,12 @@ impl Communicator {
             let text = "it has ended, and its windows with it".into();
             return Err(Error::Remote { rank, peer, operation, text });
         }
-        match engine.memory.address(place.region, place.offset + at as u64, bytes)? {
-            Some(address) if is_here(&place, at, bytes) => {
+        match engine.memory.address(range.region, range.offset + at as u64, bytes)? {
+            Some(address) if is_here(&range, at, bytes) => {
                 // Held while it runs: the range stays a window.
                 let live = LIVE.lock();
                 let (from, to) = (address.addr(), address.addr() + bytes);
-                let is_in = |range: &(usize, usize)| range.0 <= from && to <= range.0 + range.1;
+                let is_in = |(start, bytes): &(usize, usize)| *start <= from && to <= start + bytes;
                 match live.iter().any(is_in) {
                     true => Ok(body(address)),
                     false => Err(Error::usage(format!(

@@ -17,7 +17,7 @@ use ringcomm::ffi::calls::stream::{ringStreamCreate, ringStreamDestroy, ringStre
 use ringcomm::ffi::handle::{HandleKind, HandleTable, InsideCall};
 use ringcomm::ffi::object;
 use ringcomm::ffi::types::{ringComm, ringComm_t, ringResult_t, ringStream_t};
-use ringcomm::sync::{Mutex, MutexGuard};
+use ringcomm::sync::Mutex;
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -64,10 +64,6 @@ pub struct Comm {
 }
 
 pub static COMMS: HandleTable<Arc<Comm>> = HandleTable::new(HandleKind::NcclCommunicator);
-
-pub fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
-    lock.lock()
-}
 
 impl Comm {
     /// One that is still to be made.
@@ -130,11 +126,11 @@ impl Comm {
 
     /// Keep why a call failed, for `ncclGetLastError`.
     pub fn note(&self, text: &CStr) {
-        *locked(&self.text) = text.to_owned();
+        *self.text.lock() = text.to_owned();
     }
 
     pub fn last_text(&self) -> CString {
-        let own = locked(&self.text).clone();
+        let own = self.text.lock().clone();
         let ring = self.ring();
         match own.is_empty() && !ring.is_null() {
             true => words_of(ring),
@@ -235,7 +231,7 @@ impl Comm {
             );
         }
         if attention & FAILED != 0 {
-            let why = locked(&self.text).to_string_lossy().into_owned();
+            let why = self.text.lock().to_string_lossy().into_owned();
             return refuse(self.outcome.load(Relaxed), &format!("the communicator failed: {why}"));
         }
         if attention & SUSPENDED != 0 {

@@ -34,8 +34,9 @@ impl Chain {
     /// Run them; the first result that is no success, and why.
     fn run(mut self) -> (ncclResult_t, CString) {
         self.jobs.sort_by_key(|(phase, _)| *phase);
-        let codes = self.jobs.into_iter().map(|(_, job)| job());
-        let code = codes.into_iter().find(|code| *code != ncclSuccess).unwrap_or(ncclSuccess);
+        // What would follow one that has failed is not done.
+        let mut codes = self.jobs.into_iter().map(|(_, job)| job());
+        let code = codes.find(|code| *code != ncclSuccess).unwrap_or(ncclSuccess);
         (code, last_text())
     }
 }

@@ -1,7 +1,6 @@
 //! Why calls failed, for whoever asks: with NCCL's names, by thread and for the process.
 #![allow(unsafe_code)]
 
-use crate::comm::locked;
 use ringcomm::ffi::comm::query::ringGetLastError;
 use ringcomm::ffi::types::ringComm_t;
 use ringcomm::sync::Mutex;
@@ -18,7 +17,7 @@ thread_local! {
 static LAST_OF_ALL: Mutex<Option<CString>> = Mutex::new(None);
 
 pub fn keep(text: CString) {
-    *locked(&LAST_OF_ALL) = Some(text.clone());
+    *LAST_OF_ALL.lock() = Some(text.clone());
     let _ = LAST.try_with(|last| *last.borrow_mut() = text);
 }
 
@@ -26,7 +25,7 @@ pub fn keep(text: CString) {
 pub fn last_text() -> CString {
     let own = LAST.try_with(|last| last.borrow().clone()).unwrap_or_default();
     match own.is_empty() {
-        true => locked(&LAST_OF_ALL).clone().unwrap_or_default(),
+        true => LAST_OF_ALL.lock().clone().unwrap_or_default(),
         false => own,
     }
 }

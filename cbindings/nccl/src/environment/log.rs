@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::variable;
-use crate::comm::{COMMS, Comm, locked};
+use crate::comm::{COMMS, Comm};
 use crate::types::*;
 use ringcomm::ffi::object;
 use ringcomm::sync::Mutex;
@@ -41,7 +41,7 @@ fn level() -> u32 {
 #[cold]
 fn read() -> u32 {
     // Two threads may come at once: the second finds what the first has read.
-    let mut file = locked(&FILE);
+    let mut file = FILE.lock();
     let known = LEVEL.load(Relaxed);
     if known != UNKNOWN {
         return known;
@@ -113,7 +113,7 @@ fn filled(path: &str) -> String {
 }
 
 fn write(line: &str) {
-    let mut file = locked(&FILE);
+    let mut file = FILE.lock();
     // A log that cannot be written is no reason to fail.
     let _ = match file.as_mut() {
         Some(file) => file.write_all(line.as_bytes()),

@@ -9,7 +9,6 @@ pub mod log;
 pub mod params;
 pub mod table;
 
-use crate::comm::locked;
 use ringcomm::os::environment;
 use ringcomm::sync::Mutex;
 use std::ffi::OsString;
@@ -36,7 +35,7 @@ pub fn variable(name: &str) -> Option<String> {
 /// What NCCL's variables say about one of the library's.
 fn for_the_library(name: &str) -> Option<OsString> {
     if name == "RINGCOMM_SECRET"
-        && let Some(secret) = locked(&SECRET).clone()
+        && let Some(secret) = SECRET.lock().clone()
     {
         return Some(secret.into());
     }
@@ -46,5 +45,5 @@ fn for_the_library(name: &str) -> Option<OsString> {
 }
 
 pub fn set_secret(secret: String) {
-    *locked(&SECRET) = Some(secret);
+    *SECRET.lock() = Some(secret);
 }

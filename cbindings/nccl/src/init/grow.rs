@@ -2,8 +2,8 @@
 #![allow(unsafe_code)]
 
 use super::meeting::{Meeting, free, of_ring, take_id};
-use super::{Settings, begin, parent_of};
-use crate::comm::{Comm, ask, locked};
+use super::{Settings, begin, init, parent_of};
+use crate::comm::{Comm, ask, refuse, spoil};
 use crate::create::{Make, create};
 use crate::types::*;
 use ringcomm::communicator::init::new_id;
@@ -21,7 +21,7 @@ pub unsafe extern "C" fn pncclCommGetUniqueId(
 ) -> ncclResult_t {
     ask("ncclCommGetUniqueId", comm, |own, _| {
         let out = convert::out(uniqueId, "uniqueId")?;
-        let mut grows_by = locked(&own.grows_by);
+        let mut grows_by = own.grows_by.lock();
         if grows_by.is_some() {
             return Err(Error::usage(
                 "ncclCommGetUniqueId: the last id has not been used; grow by it first",
@@ -48,22 +48,16 @@ pub unsafe extern "C" fn pncclCommGrow(
     // SAFETY: the caller's promise: NULL, or an id.
     let id = (!uniqueId.is_null()).then(|| unsafe { uniqueId.read_unaligned() });
     if comm.is_null() {
-        return begin(NAME, newcomm, None, || {
-            let id =
-                id.ok_or_else(|| Error::argument("a new rank needs the id; uniqueId is NULL"))?;
-            let nranks = convert::number_of_ranks(nRanks)?;
-            let (rank, meeting) = (convert::rank(rank, nranks, "rank")?, take_id(&id)?);
-            // SAFETY: the caller's promise.
-            let settings = unsafe { Settings::of_new(config) }?;
-            let own_config = settings.config.clone().expect("of its own");
-            let make: Make =
-                Box::new(move |own| meeting.join(nranks, rank, &own_config, own).map(Some));
-            create(NAME, (newcomm, true), (settings.is_blocking, settings.name), None, make)
-        });
+        let Some(id) = id else {
+            let why = format!("{NAME}: a new rank needs the id; uniqueId is NULL");
+            return spoil(refuse(ncclInvalidArgument, why));
+        };
+        // SAFETY: the caller's promise.
+        return unsafe { init(NAME, newcomm, (nRanks, rank), &id, config) };
     }
     let (from, parent) = match parent_of(NAME, comm) {
         Ok(parent) => parent,
-        Err(code) => return code,
+        Err(code) => return spoil(code),
     };
     let asked = Arc::clone(&parent);
     begin(NAME, newcomm, Some(&asked), || {
@@ -79,8 +73,7 @@ pub unsafe extern "C" fn pncclCommGrow(
         let settings = unsafe { Settings::of_child(config, parent.is_blocking()) }?;
         let (source, before) = (Arc::clone(&from), Arc::clone(&parent));
         let make: Make = Box::new(move |own| grow(&source, &before, nranks, id, own).map(Some));
-        let how = (settings.is_blocking, settings.name);
-        create(NAME, (newcomm, true), how, Some((from, parent)), make)
+        create(NAME, (newcomm, true), settings, Some((from, parent)), make)
     })
 }
 
@@ -95,7 +88,7 @@ fn grow(
     let grown =
         agree(from, id).and_then(|meeting| meeting.join(nranks, from.rank(), from.config(), own));
     // It is used, or of no use any more.
-    if let Some(used) = locked(&before.grows_by).take() {
+    if let Some(used) = before.grows_by.lock().take() {
         free(&used);
     }
     grown

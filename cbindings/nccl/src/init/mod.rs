@@ -61,7 +61,7 @@ pub unsafe extern "C" fn pncclCommInitRankScalable(
     const NAME: &str = "ncclCommInitRankScalable";
     if nId < 1 || nId > nranks || commIds.is_null() {
         let why = format!("{NAME}: {nId} ids at {commIds:p}; give one to {nranks} of them");
-        return refuse(ncclInvalidArgument, why);
+        return spoil(refuse(ncclInvalidArgument, why));
     }
     // SAFETY: the caller's promise: so many ids are there.
     unsafe {
@@ -84,10 +84,9 @@ unsafe fn init(
         let rank = convert::rank(rank, nranks, "rank")?;
         let id = take_id(id)?;
         // SAFETY: the caller's promise.
-        let settings = unsafe { Settings::of_new(config) }?;
-        let config = settings.config.clone().expect("of its own");
+        let (settings, config) = unsafe { Settings::of_new(config) }?;
         let make: Make = Box::new(move |own| id.join(nranks, rank, &config, own).map(Some));
-        create(function, (comm, true), (settings.is_blocking, settings.name), None, make)
+        create(function, (comm, true), settings, None, make)
     })
 }
 
@@ -101,10 +100,8 @@ fn begin(
 ) -> ncclResult_t {
     environment::begin();
     if out.is_null() {
-        return refuse(
-            ncclInvalidArgument,
-            format!("{function}: there is no place for the result"),
-        );
+        let why = format!("{function}: there is no place for the result");
+        return spoil(refuse(ncclInvalidArgument, why));
     }
     caught(body).unwrap_or_else(|error| {
         // SAFETY: the caller's promise: there is room for a handle.
@@ -190,7 +187,7 @@ fn parent_of(
         && !inside.is(REVOKED)
         && let Some(error) = made.communicator.async_error()
     {
-        return Err(spoil(inside.refuse_by(&error)));
+        return Err(inside.refuse_by(&error));
     }
     Ok((Arc::clone(&made.communicator), Arc::clone(&inside)))
 }
@@ -206,7 +203,7 @@ pub unsafe extern "C" fn pncclCommSplit(
     const NAME: &str = "ncclCommSplit";
     let (from, parent) = match parent_of(NAME, comm) {
         Ok(parent) => parent,
-        Err(code) => return code,
+        Err(code) => return spoil(code),
     };
     let asked = Arc::clone(&parent);
     begin(NAME, newcomm, Some(&asked), || {
@@ -227,8 +224,7 @@ pub unsafe extern "C" fn pncclCommSplit(
                 false => source.split(color, key, None),
             }
         });
-        let how = (settings.is_blocking, settings.name);
-        create(NAME, (newcomm, color >= 0), how, Some((from, parent)), make)
+        create(NAME, (newcomm, color >= 0), settings, Some((from, parent)), make)
     })
 }
 
@@ -244,7 +240,7 @@ pub unsafe extern "C" fn pncclCommShrink(
     const NAME: &str = SHRINK;
     let (from, parent) = match parent_of(NAME, comm) {
         Ok(parent) => parent,
-        Err(code) => return code,
+        Err(code) => return spoil(code),
     };
     let asked = Arc::clone(&parent);
     begin(NAME, newcomm, Some(&asked), || {
@@ -270,7 +266,6 @@ pub unsafe extern "C" fn pncclCommShrink(
         let settings = unsafe { Settings::of_child(config, parent.is_blocking()) }?;
         let source = Arc::clone(&from);
         let make: Make = Box::new(move |_| source.shrink(&excluded, None).map(Some));
-        let how = (settings.is_blocking, settings.name);
-        create(NAME, (newcomm, true), how, Some((from, parent)), make)
+        create(NAME, (newcomm, true), settings, Some((from, parent)), make)
     })
 }

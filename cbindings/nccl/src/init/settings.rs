@@ -10,13 +10,10 @@ use ringcomm::error::{Error, Result};
 use std::ffi::{c_int, c_uint};
 use std::mem::offset_of;
 
-/// What a communicator is made with.
-#[derive(Clone)]
+/// What a program may say of a communicator that means something here.
 pub struct Settings {
     pub is_blocking: bool,
     pub name: Option<String>,
-    /// `None` is the parent's.
-    pub config: Option<Config>,
 }
 
 /// NCCL 2.17, which was the first whose structure had more than `blocking`.
@@ -25,16 +22,16 @@ const WITH_CTAS: c_uint = 21700;
 const WITH_NAME: c_uint = 22700;
 
 impl Settings {
-    /// Those of a communicator of its own.
+    /// Those of a communicator of its own, and the library's.
     ///
     /// # Safety
     /// `raw` is NULL or points to as many bytes as its size says.
-    pub unsafe fn of_new(raw: *const ncclConfig_t) -> Result<Settings> {
+    pub unsafe fn of_new(raw: *const ncclConfig_t) -> Result<(Settings, Config)> {
         // SAFETY: the caller's promise.
         let fields = unsafe { read(raw) }?;
         let mut config = Config::from_environment()?;
         pin_current_device(&mut config);
-        Ok(Settings { config: Some(config), ..Settings::of(fields, true)? })
+        Ok((Settings::of(fields, true)?, config))
     }
 
     /// Those of a communicator that is made from another one, which blocks or not.
@@ -48,16 +45,12 @@ impl Settings {
 
     fn of(fields: Option<ncclConfig_t>, is_blocking: bool) -> Result<Settings> {
         let Some(fields) = fields else {
-            return Ok(Settings {
-                is_blocking: asked(None, is_blocking)?,
-                name: None,
-                config: None,
-            });
+            return Ok(Settings { is_blocking: asked(None, is_blocking)?, name: None });
         };
         check(&fields)?;
         let blocking = (fields.blocking != NCCL_CONFIG_UNDEF_INT).then_some(fields.blocking == 1);
         let name = text_at(fields.commName);
-        Ok(Settings { is_blocking: asked(blocking, is_blocking)?, name, config: None })
+        Ok(Settings { is_blocking: asked(blocking, is_blocking)?, name })
     }
 }
 
@@ -103,9 +96,6 @@ unsafe fn read(raw: *const ncclConfig_t) -> Result<Option<ncclConfig_t>> {
     }
     if version < WITH_NAME || size < offset_of!(ncclConfig_t, collnetEnable) {
         fields.commName = std::ptr::null();
-    }
-    if size < offset_of!(ncclConfig_t, splitShare) {
-        fields.netName = std::ptr::null();
     }
     Ok(Some(fields))
 }

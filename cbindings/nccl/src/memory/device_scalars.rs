@@ -4,7 +4,7 @@
 //! first waits until its stream has come here, and copies the factor.
 #![allow(unsafe_code)]
 
-use crate::comm::{COMMS, Comm, ask, locked, ring_text};
+use crate::comm::{COMMS, Comm, ask, ring_text};
 use crate::types::*;
 use ringcomm::device::cuda::{Capture, Device, Event, RawStream, Recording, copy};
 use ringcomm::error::{Error, Result};
@@ -50,7 +50,7 @@ pub fn create(
             return Err(Error::argument(ring_text()));
         }
         kept.op = made.0;
-        locked(&own.device_scalars).push(kept);
+        own.device_scalars.lock().push(kept);
         ringcomm::ffi::convert::out(op, "op")?.set(made.0);
         Ok(())
     })
@@ -72,7 +72,7 @@ pub fn refresh(
 ) -> Result<(), ncclResult_t> {
     let Some(inside) = COMMS.enter(comm.cast()) else { return Ok(()) };
     let own: &Arc<Comm> = &inside;
-    let mut scalars = locked(&own.device_scalars);
+    let mut scalars = own.device_scalars.lock();
     let Some(scalar) = scalars.iter_mut().find(|scalar| scalar.op == op) else { return Ok(()) };
     let device =
         ringcomm::ffi::object::enter(own.ring()).ok().and_then(|made| made.communicator.device());
@@ -83,7 +83,7 @@ pub fn refresh(
 /// The reduction is destroyed.
 pub fn forget(op: ncclRedOp_t, comm: ncclComm_t) {
     if let Some(inside) = COMMS.enter(comm.cast()) {
-        locked(&inside.device_scalars).retain(|scalar| scalar.op != op);
+        inside.device_scalars.lock().retain(|scalar| scalar.op != op);
     }
 }
 

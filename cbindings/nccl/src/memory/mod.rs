@@ -4,7 +4,7 @@
 pub mod device_scalars;
 pub mod windows;
 
-use crate::comm::{answer, ask, enter, locked};
+use crate::comm::{answer, ask, enter};
 use crate::types::*;
 use ringcomm::device::cuda::{Device, DeviceMemory};
 use ringcomm::error::{Error, Result};
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn pncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> nc
 fn on_device(context: u64, size: usize) -> Result<*mut c_void> {
     let memory = DeviceMemory::new(&Device::of_context(context)?, size)?;
     let address = memory.pointer();
-    locked(&ON_DEVICES).get_or_insert_default().insert(address.addr(), memory);
+    ON_DEVICES.lock().get_or_insert_default().insert(address.addr(), memory);
     Ok(address.cast())
 }
 
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn pncclMemFree(ptr: *mut c_void) -> ncclResult_t {
     if ptr.is_null() {
         return ncclSuccess;
     }
-    let on_device = locked(&ON_DEVICES).as_mut().and_then(|all| all.remove(&ptr.addr()));
+    let on_device = ON_DEVICES.lock().as_mut().and_then(|all| all.remove(&ptr.addr()));
     match on_device {
         Some(memory) => {
             drop(memory);

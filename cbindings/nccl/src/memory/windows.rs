@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use super::shared;
-use crate::comm::{Comm, ask, locked, spoil};
+use crate::comm::{Comm, ask, spoil};
 use crate::group::{self, Phase};
 use crate::types::*;
 use ringcomm::Communicator;
@@ -130,13 +130,13 @@ fn register(own: &Comm, ring: &object::Comm, buffer: *mut u8, size: usize) -> Re
     let window = communicator.window(buffer, size)?;
     let registered = Registered { window, number: communicator.number(), key };
     let handle = WINDOWS.insert(registered)?;
-    locked(&own.windows).push(handle.addr());
+    own.windows.lock().push(handle.addr());
     Ok(handle.cast())
 }
 
 /// The communicator is at its end: its windows are, too.
 pub fn close_all(own: &Comm) {
-    for window in std::mem::take(&mut *locked(&own.windows)) {
+    for window in std::mem::take(&mut *own.windows.lock()) {
         drop(WINDOWS.close(std::ptr::without_provenance_mut(window)));
     }
 }
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn pncclCommWindowDeregister(
     ask("ncclCommWindowDeregister", comm, |own, ring| {
         of(win, ring)?;
         let mut registered = WINDOWS.close(win.cast()).ok_or_else(|| none(win))?;
-        locked(&own.windows).retain(|window| *window != win.addr());
+        own.windows.lock().retain(|window| *window != win.addr());
         registered.window.close();
         registered.key.map_or(Ok(()), |key| ring.communicator.deregister(key))
     })
@@ -341,9 +341,9 @@ pub unsafe extern "C" fn pncclWaitSignal(
         own.wait_for_calls();
         let signals = signals(own)?;
         for (peer, word, more) in wanted {
-            let count = locked(&signals.taken)[word] + more;
+            let count = signals.taken.lock()[word] + more;
             ring.communicator.await_signal(&signals.window, peer, word, count)?;
-            locked(&signals.taken)[word] = count;
+            signals.taken.lock()[word] = count;
         }
         Ok(())
     })

@@ -91,7 +91,7 @@ fn a_split_orders_by_key_and_leaves_out_who_has_no_color() {
 fn a_shrink_leaves_ranks_out() {
     for flags in [NCCL_SHRINK_DEFAULT, NCCL_SHRINK_ABORT] {
         let done = Barrier::new(3);
-        with_ranks_that_end(3, |rank, comm| {
+        with_ranks_until(pncclCommAbort, 3, |rank, comm| {
             if rank != 1 {
                 let (mut smaller, mut gone) = (null_mut(), [1]);
                 // SAFETY: the places are locals.
@@ -106,24 +106,6 @@ fn a_shrink_leaves_ranks_out() {
             done.wait();
         });
     }
-}
-
-/// As `with_ranks`, for communicators that may have failed by their end.
-fn with_ranks_that_end(nranks: i32, body: impl Fn(i32, ncclComm_t) + Sync) {
-    let id = new_id();
-    std::thread::scope(|scope| {
-        for rank in 0..nranks {
-            let body = &body;
-            scope.spawn(move || {
-                let mut comm = null_mut();
-                // SAFETY: the place is a local.
-                ok(unsafe { pncclCommInitRank(&mut comm, nranks, id, rank) });
-                body(rank, comm);
-                // SAFETY: safe for any argument.
-                ok(unsafe { pncclCommAbort(comm) });
-            });
-        }
-    });
 }
 
 #[test]
@@ -178,7 +160,7 @@ fn new_ranks_join_a_communicator_that_grows() {
 #[test]
 fn a_revoked_communicator_is_divided_and_takes_no_calls() {
     let revoked = Barrier::new(2);
-    with_ranks_that_end(2, |rank, comm| {
+    with_ranks_until(pncclCommAbort, 2, |rank, comm| {
         let (mut again, one, mut sum) = (null_mut(), 1i32, 0i32);
         revoked.wait();
         // SAFETY: the places are locals.

@@ -57,6 +57,15 @@ pub fn config(blocking: i32) -> ncclConfig_t {
 
 /// Run `body` on every rank, each a thread with its communicator, which is destroyed afterwards.
 pub fn with_ranks(nranks: i32, body: impl Fn(i32, ncclComm_t) + Sync) {
+    with_ranks_until(pncclCommDestroy, nranks, body);
+}
+
+/// As [`with_ranks`], with an end of its own: a communicator that may have failed is aborted.
+pub fn with_ranks_until(
+    end: unsafe extern "C" fn(ncclComm_t) -> ncclResult_t,
+    nranks: i32,
+    body: impl Fn(i32, ncclComm_t) + Sync,
+) {
     let id = new_id();
     std::thread::scope(|scope| {
         for rank in 0..nranks {
@@ -67,7 +76,7 @@ pub fn with_ranks(nranks: i32, body: impl Fn(i32, ncclComm_t) + Sync) {
                 ok(unsafe { pncclCommInitRank(&mut comm, nranks, id, rank) });
                 body(rank, comm);
                 // SAFETY: safe for any argument.
-                ok(unsafe { pncclCommDestroy(comm) });
+                ok(unsafe { end(comm) });
             });
         }
     });

@@ -68,8 +68,10 @@ fn what_is_put_is_there_once_its_signal_has_come() {
     });
 }
 
-#[test]
-fn one_thread_registers_the_windows_of_several_ranks_in_a_group() {
+type Pair<T> = [T; 2];
+
+/// Two ranks of this thread, their memory, and its windows.
+fn of_one_thread() -> (Pair<ncclComm_t>, Pair<*mut c_void>, Pair<ncclWindow_t>) {
     let (mut comms, mut windows) = ([null_mut(); 2], [null_mut(); 2]);
     // SAFETY: there is room for two.
     ok(unsafe { pncclCommInitAll(comms.as_mut_ptr(), 2, std::ptr::null()) });
@@ -81,6 +83,12 @@ fn one_thread_registers_the_windows_of_several_ranks_in_a_group() {
         ok(unsafe { pncclCommWindowRegister(comms[rank], memory[rank], BYTES, place, 1) });
     }
     ok(pncclGroupEnd());
+    (comms, memory, windows)
+}
+
+#[test]
+fn one_thread_registers_the_windows_of_several_ranks_in_a_group() {
+    let (comms, memory, mut windows) = of_one_thread();
     assert!(windows.iter().all(|window| !window.is_null()));
     let (value, mut wait) = (7i32, ncclWaitSignalDesc_t { opCnt: 1, peer: 0, sigIdx: 0, ctx: 0 });
     // SAFETY: the memory has room, and the places are locals.
@@ -158,17 +166,7 @@ fn what_kernels_would_need_is_refused_with_the_reason() {
 
 #[test]
 fn a_rank_of_the_same_process_that_has_ended_is_no_target() {
-    let (mut comms, mut windows) = ([null_mut(); 2], [null_mut(); 2]);
-    // SAFETY: there is room for two.
-    ok(unsafe { pncclCommInitAll(comms.as_mut_ptr(), 2, std::ptr::null()) });
-    let memory = [allocate(), allocate()];
-    ok(pncclGroupStart());
-    for rank in 0..2 {
-        let place = &mut windows[rank];
-        // SAFETY: the places stay until the group's end.
-        ok(unsafe { pncclCommWindowRegister(comms[rank], memory[rank], BYTES, place, 1) });
-    }
-    ok(pncclGroupEnd());
+    let (comms, memory, windows) = of_one_thread();
     let (value, no) = (7i32, null_mut());
     // SAFETY: the memory that is freed is no window any more.
     unsafe {
