@@ -190,9 +190,6 @@ impl Comm {
         if self.is(BUSY) {
             return ncclInProgress;
         }
-        if self.is(REVOKED) {
-            return ncclSuccess;
-        }
         if self.is(FAILED) {
             keep(self.last_text());
             return self.outcome.load(Relaxed);
