@@ -8,7 +8,7 @@ use super::processes::{apart, check_sum, join};
 use super::streams::{Floats, sum};
 use super::support::processes::{Ranks, Seat as Place};
 use super::support::{HARD_DEADLINE_S, config};
-use ringcomm::device::cuda::{Event, Recording};
+use ringcomm::cycle_counter::monotonic_us;
 use std::time::{Duration, Instant};
 
 /// How a rank dies in the middle of a call.
@@ -97,12 +97,11 @@ fn streams_are_not_let_go_from_the_launch_of_a_rank_that_lives() {
     if ndevices() == 0 || !has_reach(3) {
         return;
     }
-    let signal = std::env::temp_dir().join(format!("ringcomm-launch-{}", std::process::id()));
-    let argument = signal.to_str().expect("a path of letters");
-    let mut ranks = Ranks::start_apart(3, &config(), argument, |place, argument| {
+    let mut ranks = Ranks::start_apart(3, &config(), "", |place, _| {
         let (comm, bench) = join(place);
         check_sum(&comm, &bench, 1000);
         let floats = Floats::new(&bench, &[1.0; 1000]);
+        let held = monotonic_us();
         if place.rank == 0 {
             hold(&bench, HELD);
         }
@@ -114,35 +113,36 @@ fn streams_are_not_let_go_from_the_launch_of_a_rank_that_lives() {
         }
         // SAFETY: as above.
         unsafe { comm.call(&sum(&floats, &bench)) }.unwrap_err();
-        if place.rank == 1 {
-            let event = Event::new(&bench.device, Recording::Moment).unwrap();
-            {
-                let _current = bench.device.enter().unwrap();
-                event.record(bench.stream.raw()).unwrap();
+        let failed = monotonic_us();
+        // When rank 0's launch was still to come, and from when to when rank 1's stream waited.
+        if place.rank == 0 {
+            if !fake::is_there() {
+                bench.stream.synchronize().unwrap();
+                return format!("{}", held + HELD.as_secs_f64() * 1e6);
             }
             // Longer than any thread takes to look at a rank that has failed.
             std::thread::sleep(Duration::from_secs(3));
-            assert!(!event.has_passed().unwrap(), "the stream was let go");
-            std::fs::write(argument, "").unwrap();
-        } else {
-            let started = Instant::now();
-            while !std::path::Path::new(argument).exists() && started.elapsed().as_secs() < 30 {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            let released = monotonic_us();
             release();
+            bench.stream.synchronize().unwrap();
+            return released.to_string();
         }
         bench.stream.synchronize().unwrap();
-        String::new()
+        format!("{failed} {}", monotonic_us())
     });
     let deadline = Instant::now() + Duration::from_secs(HARD_DEADLINE_S);
+    let mut moments = Vec::new();
     for rank in 0..3 {
         let end = ranks.end(rank, deadline);
         assert_eq!(end.killed, rank == 2);
         if rank != 2 {
-            end.result.unwrap_or_else(|why| panic!("rank {rank}: {why}"));
+            let text = end.result.unwrap_or_else(|why| panic!("rank {rank}: {why}"));
+            moments.extend(text.split(' ').map(|number| number.parse::<f64>().unwrap()));
         }
     }
-    let _ = std::fs::remove_file(signal);
+    let [held, failed, passed] = moments[..] else { panic!("{moments:?}") };
+    assert!(failed < held, "nothing is shown: the death was told {} us late", failed - held);
+    assert!(passed >= held, "the stream was let go {} us before the launch", held - passed);
 }
 
 /// The first device has the launch, its stream is behind, and then the other rank fails before its
