@@ -2,7 +2,7 @@
 //! nobody's buffers are used once they are the caller's again.
 
 use super::fake;
-use super::here::{has_one_device, has_reach, hold, is_on_fake, release};
+use super::here::{Waiting, has_one_device, has_reach, hold, is_on_fake, release};
 use super::ndevices;
 use super::processes::{apart, check_sum, join};
 use super::streams::{Floats, sum};
@@ -101,10 +101,7 @@ fn streams_are_not_let_go_from_the_launch_of_a_rank_that_lives() {
         let (comm, bench) = join(place);
         check_sum(&comm, &bench, 1000);
         let floats = Floats::new(&bench, &[1.0; 1000]);
-        let held = monotonic_us();
-        if place.rank == 0 {
-            hold(&bench, HELD);
-        }
+        let waiting = (place.rank == 0).then(|| Waiting::new(&bench));
         // SAFETY: the memory lives until the stream is synchronized, or as long as the process.
         unsafe { comm.call(&sum(&floats, &bench)) }.unwrap();
         if place.rank == 2 {
@@ -114,18 +111,12 @@ fn streams_are_not_let_go_from_the_launch_of_a_rank_that_lives() {
         // SAFETY: as above.
         unsafe { comm.call(&sum(&floats, &bench)) }.unwrap_err();
         let failed = monotonic_us();
-        // When rank 0's launch was still to come, and from when to when rank 1's stream waited.
-        if place.rank == 0 {
-            if !fake::is_there() {
-                bench.stream.synchronize().unwrap();
-                return format!("{}", held + HELD.as_secs_f64() * 1e6);
-            }
+        if let Some(waiting) = waiting {
             // Longer than any thread takes to look at a rank that has failed.
             std::thread::sleep(Duration::from_secs(3));
-            let released = monotonic_us();
-            release();
-            bench.stream.synchronize().unwrap();
-            return released.to_string();
+            let held = monotonic_us();
+            waiting.go_on(&bench);
+            return held.to_string();
         }
         bench.stream.synchronize().unwrap();
         format!("{failed} {}", monotonic_us())

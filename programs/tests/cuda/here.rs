@@ -3,7 +3,7 @@
 use super::gate::{child, is_child};
 use super::processes::is_within_reach;
 use super::{Bench, fake, ndevices};
-use ringcomm::device::cuda::Kernels;
+use ringcomm::device::cuda::{Kernels, Pinned, wait_value};
 use std::io::{Write, stderr};
 use std::time::Duration;
 
@@ -82,6 +82,31 @@ pub fn hold(bench: &Bench, time: Duration) {
     let kernels = Kernels::of(&bench.device).unwrap().expect("built with kernels");
     // SAFETY: the bench's own stream.
     unsafe { kernels.delay(time.as_nanos() as u64, bench.stream.raw()) }.unwrap();
+}
+
+/// A stream that waits for a word of the host's: no kernel runs meanwhile, so that other processes
+/// have the device to themselves, and one that dies on it ends at once.
+pub struct Waiting(Pinned);
+
+impl Waiting {
+    pub fn new(bench: &Bench) -> Waiting {
+        let word = Pinned::new(&bench.device, size_of::<u32>()).unwrap();
+        let _current = bench.device.enter().unwrap();
+        // SAFETY: the word is zero, and lives until `go_on`, which is after the stream has passed.
+        unsafe {
+            word.pointer().cast::<u32>().write_volatile(0);
+            let address = word.pointer().expose_provenance() as u64;
+            wait_value(&bench.device, bench.stream.raw(), address, 1).unwrap();
+        }
+        Waiting(word)
+    }
+
+    /// Let the stream go on, and wait until it is through.
+    pub fn go_on(self, bench: &Bench) {
+        // SAFETY: the word lives; nobody else writes it.
+        unsafe { self.0.pointer().cast::<u32>().write_volatile(1) };
+        bench.stream.synchronize().unwrap();
+    }
 }
 
 pub fn release() {
