@@ -7,6 +7,7 @@
  */
 #include "ringcomm.cu"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <thread>
@@ -33,6 +34,18 @@ bool meet_threads(bool yes) {
     return block.answer;
 }
 
+/* Come to a barrier of so many threads, and perhaps wait for the others. */
+void meet_at(Barrier &barrier, uint32_t count, bool waits) {
+    const uint32_t round = barrier.round.load(std::memory_order_acquire);
+    if (barrier.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
+        barrier.arrived.store(0, std::memory_order_relaxed);
+        /* Release: pairs with the Acquire load below. */
+        barrier.round.store(round + 1, std::memory_order_release);
+        return;
+    }
+    while (waits && barrier.round.load(std::memory_order_acquire) == round) sched_yield();
+}
+
 using Entry = void (*)(const void *);
 
 struct Kernel {
@@ -40,6 +53,8 @@ struct Kernel {
     size_t args_bytes;
     /* Whether its blocks wait for others. */
     bool (*waits)(const void *args, uint32_t rows);
+    /* Threads that it cannot do without: of a plan, one for each role. */
+    uint32_t least;
 };
 
 template <class Args, void (*KERNEL_)(const Args &)> void enter(const void *args) {
@@ -61,9 +76,11 @@ bool meets(const void *untyped, uint32_t rows) {
     ENTRY(w1)                                                                                      \
     ENTRY(w2) ENTRY(w4) ENTRY(w8) ENTRY(e4m3) ENTRY(e5m2) ENTRY(f16) ENTRY(bf16) ENTRY(f32)        \
         ENTRY(f64)
-#define ENTRY_OF(NAME, ARGS, WAITS) {#NAME, {enter<ARGS, NAME>, sizeof(ARGS), WAITS}},
+#define ENTRY_OF(NAME, ARGS, WAITS) {#NAME, {enter<ARGS, NAME>, sizeof(ARGS), WAITS, 1}},
 #define REDUCE_ENTRY(KIND) ENTRY_OF(ringcomm_reduce_##KIND, ringcomm_reduce_args, meets)
-#define PLAN_ENTRY(KIND) ENTRY_OF(ringcomm_plan_##KIND, ringcomm_plan_args, always)
+#define PLAN_ENTRY(KIND)                                                                           \
+    {"ringcomm_plan_" #KIND,                                                                       \
+     {enter<ringcomm_plan_args, ringcomm_plan_##KIND>, sizeof(ringcomm_plan_args), always, 3}},
 #define ONESHOT_ENTRY(KIND) ENTRY_OF(ringcomm_oneshot_##KIND, ringcomm_oneshot_args, always)
 
 const std::unordered_map<std::string, Kernel> KERNELS = {
@@ -124,7 +141,7 @@ int ringcomm_host_launch(const char *symbol, uint32_t grid_x, uint32_t grid_y, u
     const std::unique_ptr<host::Block[]> blocks(new host::Block[waits ? nblocks : 1]);
     for (size_t b = 0; b < nblocks; b++) {
         host::Block &block = blocks[waits ? b : 0];
-        block.threads = block_x < most ? block_x : most;
+        block.threads = std::max(block_x < most ? block_x : most, kernel.least);
         block.index = uint32_t(b % grid_x);
         block.row = uint32_t(b / grid_x);
         block.count = grid_x;

@@ -25,12 +25,20 @@
 
 namespace host {
 
+/* A barrier that some of its threads wait at, and others only come to. */
+struct Barrier {
+    std::atomic<uint32_t> arrived{0};
+    std::atomic<uint32_t> round{0};
+};
+
 /* What the threads of a block have in common. */
 struct Block {
     uint32_t threads = 1, index = 0, count = 1, row = 0;
     std::atomic<uint32_t> arrived{0};
     std::atomic<uint32_t> refused{0};
     std::atomic<uint32_t> round{0};
+    /* By number; 0 is sync_block's, which has its own. */
+    Barrier barriers[7];
     bool answer = true;
     alignas(16) unsigned char shared[8192];
 };
@@ -55,6 +63,7 @@ template <class T> T &shared_object() {
 }
 
 bool meet_threads(bool yes);
+void meet_at(Barrier &barrier, uint32_t count, bool waits);
 
 } // namespace host
 
@@ -71,6 +80,21 @@ DEVICE bool sync_block_and(bool yes) {
     return host::meet_threads(yes);
 }
 DEVICE void sync_block() { sync_block_and(true); }
+
+DEVICE void sync_threads(uint32_t id, uint32_t count) {
+    host::thread.fenced = false;
+    host::meet_at(host::thread.block->barriers[id], count, true);
+}
+DEVICE void arrive_threads(uint32_t id, uint32_t count) {
+    host::thread.fenced = false;
+    host::meet_at(host::thread.block->barriers[id], count, false);
+}
+
+/* Every thread goes alone. */
+constexpr uint32_t WARP = 1;
+DEVICE uint32_t lane_index() { return 0; }
+DEVICE void sync_warp() {}
+DEVICE bool sync_warp_and(bool yes) { return yes; }
 
 template <class T> T *at(uint64_t address) { return reinterpret_cast<T *>(address); }
 

@@ -1,29 +1,84 @@
 /*
  * The interpreter: runs a bound plan, a block for each channel, over connections.
  *
- * As src/executor/host.rs does: one slice after another, later stages behind earlier ones. In a
- * step, the threads whose ends are peers wait for their messages and slots, all at once; the block
- * reduces; then the same threads post and free. Positions are in shared memory while the kernel
- * runs, and in the connections between launches.
+ * As src/executor/host.rs does: one slice after another, later stages behind earlier ones. A block
+ * has three roles, so that nobody who moves bytes waits for a flag or a fence. The first warp opens
+ * steps: it waits for their messages and slots, and writes down as a task what is to be moved. The
+ * other warps, but one, move. The second warp closes steps: it posts and frees. There are two
+ * tasks, so that one is opened while another is moved:
+ *
+ *              first waits for               then                    then tells
+ *   opener     the task before last: FREED   fills a task            FILLED
+ *   movers     FILLED                        reduce                  MOVED
+ *   closer     FILLED, MOVED                 posts and frees         FREED, before it posts
+ *
+ * The opener ends with a task that has nothing to move, and waits until both are freed. It is in
+ * nobody's way meanwhile: what it waits for may need what the closer has yet to post. Positions are
+ * in shared memory while the kernel runs, and in the connections between launches.
  */
 #include "fifo.cuh"
 #include "reduce.cuh"
 
-/* What the threads of a channel share, and what all of them know: registers are for vectors. */
+/* What a task is for. */
+constexpr uint32_t MOVES = 0, ENDS = 1, FAILS = 2;
+/* The barriers of the two tasks, of all threads, of all but the opener's, and of the opener's and
+   the closer's; 0 is sync_block's. */
+constexpr uint32_t FILLED = 1, MOVED = 3, FREED = 5;
+
+/* A slice of a step, or of one of its spans, as the movers need it. */
+struct Task {
+    uint32_t what;
+    uint32_t count;
+    Operation op;
+    Job job;
+    uint64_t ends[RINGCOMM_STEP_ENDS];
+};
+
+/* By peer: messages posted and freed. */
+struct Positions {
+    uint64_t sent[RINGCOMM_PLAN_PEERS];
+    uint64_t received[RINGCOMM_PLAN_PEERS];
+};
+
+/* What the threads of a channel share: registers are for vectors. */
 struct Run {
     const ringcomm_plan_call *call;
     const ringcomm_program *program;
     const ringcomm_connection *sends;
     const ringcomm_connection *receives;
-    /* What happens to the elements of the step at hand. */
-    Operation op;
-    Job job;
-    /* Where its ends are, in the span at hand. */
-    uint64_t ends[RINGCOMM_STEP_ENDS];
-    /* By peer: messages posted and freed. */
-    uint64_t sent[RINGCOMM_PLAN_PEERS];
-    uint64_t received[RINGCOMM_PLAN_PEERS];
+    Positions opened;
+    Positions closed;
+    Task tasks[2];
 };
+
+/* A step at one of its slices. */
+struct Place {
+    const ringcomm_step &step;
+    const ringcomm_end *ends;
+    uint32_t index;
+    uint32_t slice;
+
+    DEVICE uint32_t nends() const { return step.nsources + step.ntargets; }
+    DEVICE bool is_source(uint32_t end) const { return end < step.nsources; }
+    DEVICE bool is_peer(uint32_t end) const { return ends[end].place == RINGCOMM_PEER; }
+    /* A step without spans has messages of no bytes. */
+    DEVICE uint32_t ntasks() const { return step.nspans > 1 ? step.nspans : 1; }
+};
+
+/* All steps at all their slices, in order, until `visit` says no. */
+template <class Visit> DEVICE bool visit_places(const ringcomm_program &program, Visit visit) {
+    for (uint32_t tick = 0; tick < program.ticks; tick++) {
+        for (uint32_t index = 0; index < program.nsteps; index++) {
+            const ringcomm_step &step = at<const ringcomm_step>(program.steps)[index];
+            /* Before the step's first slice this wraps, which no step has as many slices as. */
+            const uint32_t slice = tick - step.stage;
+            if (slice >= step.slices) continue;
+            const ringcomm_end *ends = at<const ringcomm_end>(program.ends) + step.first_end;
+            if (!visit(Place{step, ends, index, slice})) return false;
+        }
+    }
+    return true;
+}
 
 DEVICE uint64_t bytes_of_slice(const ringcomm_span &span, uint64_t sliced, uint64_t slice_bytes) {
     const uint64_t left = span.bytes > sliced ? span.bytes - sliced : 0;
@@ -31,116 +86,193 @@ DEVICE uint64_t bytes_of_slice(const ringcomm_span &span, uint64_t sliced, uint6
 }
 
 /* Where an end is for a slice of a span, `packed` bytes into its message. */
-DEVICE uint64_t address_of(Run &run, const ringcomm_end &end, bool source, uint32_t slice,
+DEVICE uint64_t address_of(const Run &run, const Place &place, uint32_t index,
                            const ringcomm_span &span, uint64_t packed) {
     const ringcomm_plan_call &call = *run.call;
     const ringcomm_program &program = *run.program;
-    const uint64_t sliced = slice * program.slice_bytes;
+    const ringcomm_end &end = place.ends[index];
+    const uint64_t sliced = place.slice * program.slice_bytes;
     switch (end.place) {
     case RINGCOMM_INPUT: return call.input + span.input + sliced;
     case RINGCOMM_OUTPUT: return call.output + span.output + sliced;
     case RINGCOMM_SCRATCH:
-        return call.scratch + program.scratch + slice % program.lives * program.scratch_share +
-               span.scratch;
+        return call.scratch + program.scratch +
+               place.slice % program.lives * program.scratch_share + span.scratch;
     default:
-        return packed + (source ? slot(run.receives[end.peer], run.received[end.peer], call.depth,
-                                       call.slot_bytes)
-                                : slot(run.sends[end.peer], run.sent[end.peer], call.depth,
-                                       call.slot_bytes));
+        return packed +
+               (place.is_source(index) ? slot(run.receives[end.peer], run.opened.received[end.peer],
+                                              call.depth, call.slot_bytes)
+                                       : slot(run.sends[end.peer], run.opened.sent[end.peer],
+                                              call.depth, call.slot_bytes));
     }
 }
 
 /* Wait for the messages and slots of a step; whether all came. */
-DEVICE bool open_step(Run &run, const ringcomm_step &step, const ringcomm_end *ends,
-                      uint32_t index) {
-    const uint32_t nends = step.nsources + step.ntargets;
+DEVICE bool await_peers(const Run &run, const Place &place) {
     bool came = true;
-    if (thread_index() < nends) {
-        for (uint32_t e = thread_index(); e < nends; e += thread_count()) {
-            if (ends[e].place != RINGCOMM_PEER) continue;
-            const uint32_t peer = ends[e].peer;
-            const Waiting waiting = {0, peer, block_index(), index};
-            const ringcomm_watch &watch = run.call->watch;
-            came = came &&
-                   (e < step.nsources ? wait(watch, run.receives[peer], run.received[peer], waiting)
-                                      : reserve(watch, run.sends[peer], run.sent[peer],
-                                                run.call->depth, waiting));
-        }
-        fence_system();
+    for (uint32_t e = lane_index(); e < place.nends(); e += WARP) {
+        if (!place.is_peer(e)) continue;
+        const uint32_t peer = place.ends[e].peer;
+        const Waiting waiting = {0, peer, block_index(), place.index};
+        const ringcomm_watch &watch = run.call->watch;
+        came = came && (place.is_source(e)
+                            ? wait(watch, run.receives[peer], run.opened.received[peer], waiting)
+                            : reserve(watch, run.sends[peer], run.opened.sent[peer],
+                                      run.call->depth, waiting));
     }
-    return sync_block_and(came);
-}
-
-/* Post and free what a step wrote and read. */
-DEVICE void close_step(Run &run, const ringcomm_step &step, const ringcomm_end *ends) {
-    const uint32_t nends = step.nsources + step.ntargets;
-    sync_block();
-    if (thread_index() < nends) {
-        fence_system();
-        for (uint32_t e = thread_index(); e < nends; e += thread_count()) {
-            if (ends[e].place != RINGCOMM_PEER) continue;
-            const uint32_t peer = ends[e].peer;
-            if (e < step.nsources) {
-                free_slot(run.receives[peer], run.received[peer]++);
-            } else {
-                post(run.sends[peer], run.sent[peer]++);
-            }
-        }
-    }
-    sync_block();
+    fence_system();
+    return sync_warp_and(came);
 }
 
 /* What happens to the elements of a step. */
-DEVICE void describe(Run &run, const Operation &op, const ringcomm_step &step) {
-    run.op = op;
+DEVICE void describe(const Run &run, Task &task, Operation op, const ringcomm_step &step) {
     /* A mean of inputs that are multiplied by a power of two: what is left to divide by. */
     const bool prescale = op.divides && run.call->scalar != 1.0;
-    if (prescale) run.op.divisor *= run.call->scalar;
-    run.op.scales = (op.scales || prescale) && step.scaled != RINGCOMM_NONE;
-    if (step.flags & RINGCOMM_COPY) run.op.scales = run.op.is_truth = false;
-    run.job = {run.ends,
-               step.nsources,
-               step.ntargets,
-               nullptr,
-               step.scaled,
-               run.call->scalar,
-               (step.flags & RINGCOMM_FINISH) && op.divides && run.op.divisor != 1.0};
+    if (prescale) op.divisor *= run.call->scalar;
+    op.scales = (op.scales || prescale) && step.scaled != RINGCOMM_NONE;
+    if (step.flags & RINGCOMM_COPY) op.scales = op.is_truth = false;
+    task.op = op;
+    task.job = {task.ends,
+                step.nsources,
+                step.ntargets,
+                nullptr,
+                step.scaled,
+                run.call->scalar,
+                (step.flags & RINGCOMM_FINISH) && op.divides && op.divisor != 1.0};
 }
 
-template <class K> DEVICE void move_spans(Run &run, const ringcomm_step &step,
-                                          const ringcomm_end *ends, uint32_t slice) {
-    const ringcomm_span *spans = at<const ringcomm_span>(run.program->spans) + step.first_span;
-    const uint32_t nends = step.nsources + step.ntargets;
+/* Bring the positions of all connections in; of the warp that keeps them. */
+DEVICE void load_positions(const Run &run, Positions &positions) {
+    for (uint32_t peer = lane_index(); peer < run.call->npeers; peer += WARP) {
+        positions.sent[peer] = run.sends[peer].position;
+        positions.received[peer] = run.receives[peer].position;
+    }
+    sync_warp();
+}
+
+/* And out again. */
+DEVICE void store_positions(const Run &run) {
+    for (uint32_t peer = lane_index(); peer < run.call->npeers; peer += WARP) {
+        const_cast<ringcomm_connection *>(run.sends)[peer].position = run.closed.sent[peer];
+        const_cast<ringcomm_connection *>(run.receives)[peer].position = run.closed.received[peer];
+    }
+}
+
+/* The task of a number, once nobody needs what was there. */
+DEVICE Task &task_to_fill(Run &run, uint32_t number) {
+    if (number >= 2) sync_threads(FREED + number % 2, 2 * WARP);
+    return run.tasks[number % 2];
+}
+DEVICE void tell_filled(Task &task, uint32_t what, uint32_t number) {
+    if (lane_index() == 0) task.what = what;
+    sync_warp();
+    arrive_threads(FILLED + number % 2, thread_count());
+}
+
+/* The tasks of a step, from this number on; the number of the next. */
+template <class K> DEVICE uint32_t open_step(const ringcomm_plan_args &args, Run &run,
+                                             const Place &place, uint32_t number) {
+    const uint64_t slice_bytes = run.program->slice_bytes;
+    const ringcomm_span *spans = at<const ringcomm_span>(run.program->spans);
     uint64_t packed = 0;
-    for (uint32_t s = 0; s < step.nspans; s++) {
-        for (uint32_t e = thread_index(); e < nends; e += thread_count()) {
-            run.ends[e] = address_of(run, ends[e], e < step.nsources, slice, spans[s], packed);
+    for (uint32_t s = 0; s < place.ntasks(); s++, number++) {
+        Task &task = task_to_fill(run, number);
+        uint64_t bytes = 0;
+        if (s < place.step.nspans) {
+            const ringcomm_span &span = spans[place.step.first_span + s];
+            bytes = bytes_of_slice(span, place.slice * slice_bytes, slice_bytes);
+            for (uint32_t e = lane_index(); e < place.nends(); e += WARP)
+                task.ends[e] = address_of(run, place, e, span, packed);
         }
-        sync_block();
-        const uint64_t slice_bytes = run.program->slice_bytes;
-        const uint64_t bytes = bytes_of_slice(spans[s], slice * slice_bytes, slice_bytes);
-        reduce_range<K>(run.op, run.job, 0, uint32_t(bytes / K::SIZE));
+        if (lane_index() == 0) {
+            describe(run, task, resolve(args.data_type, args.op, args.parts), place.step);
+            task.count = uint32_t(bytes / K::SIZE);
+        }
         packed += bytes;
-        if (s + 1 < step.nspans) sync_block();
+        tell_filled(task, MOVES, number);
+    }
+    return number;
+}
+
+/* One step further at all peers that are ends of a step. */
+DEVICE void advance(Positions &positions, const Place &place) {
+    for (uint32_t e = lane_index(); e < place.nends(); e += WARP) {
+        if (!place.is_peer(e)) continue;
+        uint64_t(&of)[RINGCOMM_PLAN_PEERS] =
+            place.is_source(e) ? positions.received : positions.sent;
+        of[place.ends[e].peer]++;
+    }
+    sync_warp();
+}
+
+template <class K> DEVICE void open_all(const ringcomm_plan_args &args, Run &run) {
+    load_positions(run, run.opened);
+    uint32_t number = 0;
+    const bool came = visit_places(*run.program, [&](const Place &place) {
+        if (!await_peers(run, place)) return false;
+        number = open_step<K>(args, run, place, number);
+        advance(run.opened, place);
+        return true;
+    });
+    tell_filled(task_to_fill(run, number), came ? ENDS : FAILS, number);
+    if (number >= 1) sync_threads(FREED + (number - 1) % 2, 2 * WARP);
+    sync_threads(FREED + number % 2, 2 * WARP);
+}
+
+template <class K> DEVICE void move_all(Run &run) {
+    const uint32_t others = 2 * WARP;
+    for (uint32_t number = 0;; number++) {
+        const Task &task = run.tasks[number % 2];
+        sync_threads(FILLED + number % 2, thread_count());
+        const bool is_last = task.what != MOVES;
+        if (!is_last) {
+            reduce_range<K>(task.op, task.job, 0, task.count, thread_index() - others,
+                            thread_count() - others);
+        }
+        arrive_threads(MOVED + number % 2, thread_count() - WARP);
+        if (is_last) return;
     }
 }
 
-/* Bring the positions of all connections in, or out again. */
-DEVICE void load_positions(Run &run) {
-    for (uint32_t peer = thread_index(); peer < run.call->npeers; peer += thread_count()) {
-        run.sent[peer] = run.sends[peer].position;
-        run.received[peer] = run.receives[peer].position;
-    }
-    sync_block();
+/* What the task of a number is for; it is done. */
+DEVICE uint32_t await_moved(const Run &run, uint32_t number) {
+    sync_threads(FILLED + number % 2, thread_count());
+    const uint32_t what = run.tasks[number % 2].what;
+    sync_threads(MOVED + number % 2, thread_count() - WARP);
+    arrive_threads(FREED + number % 2, 2 * WARP);
+    return what;
 }
-DEVICE void store_positions(Run &run) {
-    for (uint32_t peer = thread_index(); peer < run.call->npeers; peer += thread_count()) {
-        const_cast<ringcomm_connection *>(run.sends)[peer].position = run.sent[peer];
-        const_cast<ringcomm_connection *>(run.receives)[peer].position = run.received[peer];
+
+/* Post and free what a step wrote and read. */
+DEVICE void close_step(const Run &run, const Place &place) {
+    fence_system();
+    for (uint32_t e = lane_index(); e < place.nends(); e += WARP) {
+        if (!place.is_peer(e)) continue;
+        const uint32_t peer = place.ends[e].peer;
+        if (place.is_source(e)) {
+            free_slot(run.receives[peer], run.closed.received[peer]);
+        } else {
+            post(run.sends[peer], run.closed.sent[peer]);
+        }
     }
 }
 
-DEVICE void begin(Run &run, const ringcomm_plan_args &args) {
+DEVICE void close_all(Run &run) {
+    load_positions(run, run.closed);
+    uint32_t number = 0;
+    const bool moved = visit_places(*run.program, [&](const Place &place) {
+        for (uint32_t s = 0; s < place.ntasks(); s++, number++) {
+            if (await_moved(run, number) != MOVES) return false;
+        }
+        close_step(run, place);
+        advance(run.closed, place);
+        return true;
+    });
+    /* Of the last task, which is not a step's. */
+    if (moved && await_moved(run, number) == ENDS) store_positions(run);
+}
+
+template <class K> DEVICE void plan_kernel(const ringcomm_plan_args &args, Run &run) {
     if (thread_index() == 0) {
         const ringcomm_plan_call &call =
             args.calls ? at<const ringcomm_plan_call>(args.calls)[row_index()] : args.call;
@@ -151,26 +283,14 @@ DEVICE void begin(Run &run, const ringcomm_plan_args &args) {
         run.receives = at<const ringcomm_connection>(call.receives) + first;
     }
     sync_block();
-    load_positions(run);
-}
-
-template <class K> DEVICE void plan_kernel(const ringcomm_plan_args &args, Run &run) {
-    begin(run, args);
-    for (uint32_t tick = 0; tick < run.program->ticks; tick++) {
-        for (uint32_t index = 0; index < run.program->nsteps; index++) {
-            const ringcomm_step &step = at<const ringcomm_step>(run.program->steps)[index];
-            /* Before the step's first slice this wraps, which no step has as many slices as. */
-            const uint32_t slice = tick - step.stage;
-            if (slice >= step.slices) continue;
-            const ringcomm_end *ends = at<const ringcomm_end>(run.program->ends) + step.first_end;
-            if (!open_step(run, step, ends, index)) return;
-            if (thread_index() == 0)
-                describe(run, resolve(args.data_type, args.op, args.parts), step);
-            move_spans<K>(run, step, ends, slice);
-            close_step(run, step, ends);
-        }
+    const uint32_t warp = thread_index() / WARP;
+    if (warp == 0) {
+        open_all<K>(args, run);
+    } else if (warp == 1) {
+        close_all(run);
+    } else {
+        move_all<K>(run);
     }
-    store_positions(run);
 }
 
 #define PLAN(KIND, TYPE)                                                                           \

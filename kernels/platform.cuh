@@ -38,6 +38,23 @@ DEVICE void sync_block() { __syncthreads(); }
 /* As sync_block; whether all threads said yes. */
 DEVICE bool sync_block_and(bool yes) { return __syncthreads_and(yes); }
 
+/* Barrier `id`, of so many threads: whole warps, of which some wait for all and others go on. */
+DEVICE void sync_threads(uint32_t id, uint32_t count) {
+    __syncwarp();
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory");
+}
+DEVICE void arrive_threads(uint32_t id, uint32_t count) {
+    __syncwarp();
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(count) : "memory");
+}
+
+/* Threads that go together. */
+constexpr uint32_t WARP = 32;
+DEVICE uint32_t lane_index() { return threadIdx.x % WARP; }
+DEVICE void sync_warp() { __syncwarp(); }
+/* As sync_warp; whether all its threads said yes. */
+DEVICE bool sync_warp_and(bool yes) { return __all_sync(0xffffffffu, yes); }
+
 template <class T> DEVICE T *at(uint64_t address) { return reinterpret_cast<T *>(address); }
 
 /* Past the first-level cache, in which a slot's former content could still lie, and which has

@@ -353,11 +353,10 @@ template <class K> DEVICE uint32_t lead_of(const Job &job, uint64_t offset, uint
     return never || missing / K::SIZE > count ? count : missing / K::SIZE;
 }
 
-/* `count` elements of a job, fewer than 2^31, from `offset` bytes on, by all threads of the block.
- */
-template <class K>
-DEVICE void reduce_range(const Operation &op, const Job &job, uint64_t offset, uint32_t count) {
-    const uint32_t tid = thread_index(), nthreads = thread_count();
+/* `count` elements of a job, fewer than 2^31, from `offset` bytes on, by so many threads, of which
+   this is number `tid`. */
+template <class K> DEVICE void reduce_range(const Operation &op, const Job &job, uint64_t offset,
+                                            uint32_t count, uint32_t tid, uint32_t nthreads) {
     const uint32_t lead = lead_of<K>(job, offset, count);
     const uint32_t nvectors = (count - lead) / K::LANES;
     Vectors vectors = {offset + lead * K::SIZE, tid, nthreads, nvectors};
@@ -391,5 +390,6 @@ template <class K> DEVICE void reduce_tile(const Operation &op, const Job &job, 
     const uint64_t begin = tile == 0 ? 0 : lead + uint64_t(tile) * size;
     const uint64_t end = lead + uint64_t(tile + 1) * size;
     if (begin >= count) return;
-    reduce_range<K>(op, job, begin * K::SIZE, uint32_t((end < count ? end : count) - begin));
+    reduce_range<K>(op, job, begin * K::SIZE, uint32_t((end < count ? end : count) - begin),
+                    thread_index(), thread_count());
 }
