@@ -264,7 +264,7 @@ mod tests {
         let ranks = ranks(20_000);
         let windows = windows(&ranks);
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let peer = scope.spawn(|| {
                 for round in 0..1000u64 {
                     let bytes = round.to_ne_bytes();
                     let at = 64 + 8 * round as usize % 2048;
@@ -282,6 +282,7 @@ mod tests {
                 assert_eq!(word, round);
                 ranks[1].signal(&windows[1], 0, 2).unwrap();
             }
+            peer.join().unwrap();
         });
     }
 
