@@ -136,9 +136,10 @@ fn devices_and_contexts() {
 }
 
 /// Entry points of streams, events, captures and graphs.
-pub const OF_STREAMS: [&str; 12] = [
+pub const OF_STREAMS: [&str; 13] = [
     "cuStreamCreate",
     "cuStreamSynchronize",
+    "cuStreamQuery",
     "cuStreamWaitEvent",
     "cuStreamGetCaptureInfo_v2",
     "cuStreamBeginCapture_v2",
@@ -167,9 +168,10 @@ fn streams_events_and_graphs() {
     let replay = stream.capture(|| Ok(())).unwrap();
     // A stream whose capture does not end is of no more use.
     let capture = || OwnedStream::new(device)?.capture(|| Ok(())).map(drop);
-    let ask: [Asking; 12] = [
+    let ask: [Asking; 13] = [
         ("cuStreamCreate", &[], &|| OwnedStream::new(device).map(drop)),
         ("cuStreamSynchronize", &[], &|| stream.synchronize()),
+        ("cuStreamQuery", &[600], &|| device.is_idle(stream.raw()).map(drop)),
         ("cuStreamWaitEvent", &[], &|| wait(stream.raw(), &event)),
         ("cuStreamGetCaptureInfo_v2", &[], &|| Capture::of(device, stream.raw()).map(drop)),
         ("cuStreamBeginCapture_v2", &[], &capture),

@@ -112,6 +112,7 @@ macro_rules! entry_points {
             stream_destroy = cuStreamDestroy_v2 (RawStream);
             stream_wait = cuStreamWaitEvent (RawStream, RawEvent, u32);
             stream_synchronize = cuStreamSynchronize (RawStream);
+            stream_query = cuStreamQuery (RawStream);
             stream_capture = cuStreamGetCaptureInfo_v2
                 (RawStream, *mut i32, *mut u64, *mut Graph, *mut *const RawGraphNode, *mut usize);
             capture_mode = cuThreadExchangeStreamCaptureMode (*mut i32);

@@ -71,6 +71,18 @@ impl Event {
     }
 }
 
+impl Device {
+    /// Whether a stream, which nobody captures, has done all that it was given.
+    pub fn is_idle(self: &Arc<Device>, stream: RawStream) -> Result<bool> {
+        let _current = self.enter_aside()?;
+        // SAFETY: the driver looks the handle up.
+        match unsafe { (self.driver.stream_query)(stream) } {
+            NOT_READY => Ok(false),
+            code => self.driver.check(code, "asking for the work of a CUDA stream").map(|()| true),
+        }
+    }
+}
+
 impl Drop for Event {
     fn drop(&mut self) {
         if let Ok(_current) = self.device.enter_aside() {

@@ -8,7 +8,8 @@ use crate::kernels::Kind;
 use crate::streams::{context_of, current, find, ordinal_of};
 use crate::{
     Answer, COOPERATIVE_LAUNCH_TOO_LARGE, Code, INVALID_DEVICE, INVALID_VALUE, NAMES, NO_DEVICE,
-    capture, events, ipc, kernels, memory, ndevices, peers, pieces, setting, streams, words,
+    NOT_READY, capture, events, ipc, kernels, memory, ndevices, peers, pieces, setting, streams,
+    words,
 };
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 /// What a capture might see by mistake, as the driver's documentation and what is known of drivers
 /// have it; where they say nothing, what may wait for streams, or makes or ends what lasts.
-const UNSAFE: [&str; 29] = [
+const UNSAFE: [&str; 30] = [
     "cuDevicePrimaryCtxRetain",
     "cuDevicePrimaryCtxRelease_v2",
     "cuCtxEnablePeerAccess",
@@ -40,6 +41,7 @@ const UNSAFE: [&str; 29] = [
     "cuEventDestroy_v2",
     "cuStreamCreate",
     "cuStreamSynchronize",
+    "cuStreamQuery",
     "cuStreamDestroy_v2",
     "cuGraphInstantiateWithFlags",
     "cuGraphExecDestroy",
@@ -264,6 +266,12 @@ entries! {
     cuStreamWaitEvent(stream: Handle, event: Handle, _flags: u32) { events::wait(stream, event) }
     cuStreamSynchronize(stream: Handle) {
         find(stream)?.synchronize();
+        broken().map_or(Ok(()), Err)
+    }
+    cuStreamQuery(stream: Handle) {
+        if !find(stream)?.is_idle() {
+            return Err(NOT_READY);
+        }
         broken().map_or(Ok(()), Err)
     }
     cuStreamGetCaptureInfo_v2(

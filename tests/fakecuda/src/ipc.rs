@@ -5,7 +5,7 @@
 //! has where something else was that is still open here is not opened beside that.
 
 use crate::memory::{BLOCKS, Block, alone, arena, block, lock_away, map};
-use crate::streams::current;
+use crate::streams::{current, synchronize_all};
 use crate::{
     ALREADY_MAPPED, Answer, INVALID_CONTEXT, INVALID_VALUE, PEER_ACCESS_UNSUPPORTED, lock, peers,
     setting,
@@ -103,6 +103,8 @@ pub fn open(handle: Handle) -> Answer<u64> {
 pub fn close(address: u64) -> Answer {
     current()?;
     let _alone = alone();
+    // As the driver was seen to: after everything that was given to any stream.
+    synchronize_all();
     let mut all = lock(&OPEN);
     let opened = all.get_mut(&address).ok_or(INVALID_VALUE)?;
     opened.times -= 1;

@@ -77,6 +77,11 @@ impl Stream {
         }));
     }
 
+    pub fn is_idle(&self) -> bool {
+        let progress = lock(&self.progress);
+        progress.1 == progress.0
+    }
+
     pub fn synchronize(&self) {
         let mut progress = lock(&self.progress);
         let target = progress.0;

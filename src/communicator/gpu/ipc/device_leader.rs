@@ -107,9 +107,7 @@ impl IpcRank {
     ) -> Result<Result<Vec<RankBuffers>>> {
         let device = self.device.clone();
         let _current = device.enter()?;
-        if self.imports.is_stale(&self.pages) && self.last.has_passed()? {
-            self.imports.close_stale(&self.pages);
-        }
+        self.imports.close_stale(&self.pages, || device.is_idle(call.order.stream))?;
         offers.iter().enumerate().map(|(rank, card)| self.place(rank, card, call, talk)).collect()
     }
 

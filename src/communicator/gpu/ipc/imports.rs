@@ -1,7 +1,9 @@
 //! Memory of other processes' devices that a rank which launches has opened.
 //!
-//! What is offered no more is closed as soon as a launch finds that nothing uses it: when no call
-//! before is under way, or when something else is opened, for which that is waited for.
+//! What is offered no more is closed when a call finds that nothing uses it: its rank's last launch
+//! is through, and so is all that its stream was given. For a driver that closes memory waits for
+//! every stream of the process, and one of them may wait for what its thread does next. Where much
+//! is offered no more, that is waited for.
 //!
 //! A driver may refuse to open memory where its owner had other memory before, which is still open
 //! in this process, by whichever communicator ("already mapped"). Then all that nothing uses is
@@ -22,6 +24,9 @@ use std::sync::{Arc, Weak};
 
 /// What ranks of this process have open, each what its calls named.
 static ALL: ForkSafeMutex<Vec<Weak<Mutex<Holding>>>> = ForkSafeMutex::new(Vec::new());
+
+/// Bytes that nobody offers any more, which stay open while a stream has something to do.
+const MOST_STALE_BYTES: usize = 256 << 20;
 
 /// A peer's memory, under the number that it has there.
 struct Open {
@@ -92,22 +97,31 @@ impl IpcImports {
         Some(open.memory.address(part.offset, bytes))
     }
 
-    /// Whether something is open that nobody offers any more.
-    pub fn is_stale(&self, pages: &DevicePages) -> bool {
-        let holding = self.holding.lock();
-        holding.open.iter().any(|open| !pages.of(open.peer).offers(open.number))
-    }
-
-    /// Close what nobody offers any more. Nothing uses it.
-    pub fn close_stale(&self, pages: &DevicePages) {
-        let is_stale = |open: &mut Open| !pages.of(open.peer).offers(open.number);
-        let stale: Vec<Open> = self.holding.lock().open.extract_if(.., is_stale).collect();
+    /// Close what nobody offers any more, if the stream of the call that begins is idle, or if it
+    /// is much.
+    pub fn close_stale(
+        &self,
+        pages: &DevicePages,
+        is_idle: impl FnOnce() -> Result<bool>,
+    ) -> Result<()> {
+        let mut holding = self.holding.lock();
+        let is_stale = |open: &Open| !pages.of(open.peer).offers(open.number);
+        let bytes = |open: &Open| open.memory.bytes();
+        let stale_bytes: usize = holding.open.iter().filter(|open| is_stale(open)).map(bytes).sum();
+        if stale_bytes == 0 || !holding.last.has_passed()? {
+            return Ok(());
+        }
+        if stale_bytes < MOST_STALE_BYTES && !is_idle()? {
+            return Ok(());
+        }
+        let stale: Vec<Open> = holding.open.extract_if(.., |open| is_stale(open)).collect();
+        drop(holding);
         // A driver may wait for others' launches, which must not wait for the lock.
         drop(stale);
+        Ok(())
     }
 
-    /// Open what `peer` offers, and close what nobody offers any more, which nothing uses; or why
-    /// the driver does not open it. The context is current.
+    /// Open what `peer` offers; or why the driver does not open it. The context is current.
     pub fn open(
         &self,
         device: &Arc<Device>,
@@ -115,7 +129,6 @@ impl IpcImports {
         (peer, number): (usize, u64),
         talk: &mut PeerValues,
     ) -> Result<Result<()>> {
-        self.close_stale(pages);
         let shared = offered(pages, peer, number)?;
         let memory = if shared.pieces == 0 {
             let (handle, bytes) = (IpcMemHandle(shared.handle), shared.bytes as usize);

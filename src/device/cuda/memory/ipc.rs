@@ -124,6 +124,10 @@ impl Imported {
         Ok(Imported { base, bytes, _hold: Hold::Mapped(addresses) })
     }
 
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// The address of a range in it, if it has the whole range: the numbers are another process's.
     pub fn address(&self, offset: u64, bytes: usize) -> Result<Address> {
         let end = offset.checked_add(bytes as u64);
