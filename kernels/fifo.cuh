@@ -5,11 +5,11 @@
  *   sender     freed >= position+1-depth  write the slot  posted = position+1
  *   receiver   posted >= position+1       read the slot   freed  = position+1
  *
- * with a fence after the wait, and the block's barrier and a fence before the flag is set.
+ * with an acquire at the end of the wait, and a barrier and a fence before the flag is set.
  *
  * The same four verbs as src/transport/fifo.rs, with counters instead of a number in each slot,
  * since a slot's first line may be an ocean away: each side polls its own memory. Polls and posts
- * are relaxed; one fence stands between them and the payload, however many peers there are.
+ * are relaxed; before the posts stands one fence, however many peers there are.
  *
  * No wait is endless: it ends with the host's abort, with another thread of the rank having given
  * up, or with the deadline, and the first to give up leaves a report.
@@ -86,7 +86,8 @@ DEVICE bool loses_patience(const ringcomm_watch &watch, Patience &patience, cons
     return true;
 }
 
-/* Poll until the counter has come to `wanted`; whether it has. A fence must follow. */
+/* Poll until the counter has come to `wanted`; whether it has. What was written before it came is
+   seen from here on. */
 DEVICE bool await(const ringcomm_watch &watch, uint64_t flag, uint64_t wanted,
                   const Waiting &waiting) {
     Patience patience;
@@ -95,6 +96,7 @@ DEVICE bool await(const ringcomm_watch &watch, uint64_t flag, uint64_t wanted,
         if (loses_patience(watch, patience, waiting, wanted, found)) return false;
         found = load_flag(flag);
     }
+    acquire_flag(flag);
     return true;
 }
 

@@ -1,9 +1,9 @@
 /*
  * The host as a platform for the kernels: a thread of a block is a thread of the host.
  *
- * The memory order is that of the device, as far as C++ can say it: flags are relaxed, and a fence
- * turns the flags that this thread polled into acquires and the stores that it makes next into
- * releases. So ThreadSanitizer sees an ordering where the device has one and nowhere else: a fence
+ * The memory order is that of the device, as far as C++ can say it: flags are relaxed, but where a
+ * poll has ended well; a fence turns the flags that this thread polled into acquires and the stores
+ * that it makes next into releases. So ThreadSanitizer sees an ordering where the device has one and nowhere else: a fence
  * that is missing is a race that it reports.
  */
 #pragma once
@@ -110,18 +110,28 @@ DEVICE uint64_t load_flag(uint64_t address) {
     return __atomic_load_n(at<const uint64_t>(address), __ATOMIC_RELAXED);
 }
 #ifdef RINGCOMM_OMITS_A_FENCE
-/* Whether RINGCOMM_WITHOUT_FENCE names the fence in this line, as `plan.cu:70`. */
+#define PLACE const char *file = __builtin_FILE(), int line = __builtin_LINE()
+#define PLACE_TOO , PLACE
+/* Whether RINGCOMM_WITHOUT_FENCE names the fence or acquire in this line, as `plan.cu:70`. */
 inline bool is_omitted(const char *file, int line) {
     static const char *named = getenv("RINGCOMM_WITHOUT_FENCE");
     const char *slash = strrchr(file, '/');
     const std::string place = (slash ? slash + 1 : file) + (":" + std::to_string(line));
     return named && place == named;
 }
-DEVICE void fence_system(const char *file = __builtin_FILE(), int line = __builtin_LINE()) {
-    if (is_omitted(file, line)) return;
+#define UNLESS_OMITTED if (is_omitted(file, line)) return
 #else
-DEVICE void fence_system() {
+#define PLACE
+#define PLACE_TOO
+#define UNLESS_OMITTED
 #endif
+DEVICE void acquire_flag(uint64_t address PLACE_TOO) {
+    UNLESS_OMITTED;
+    (void)__atomic_load_n(at<const uint64_t>(address), __ATOMIC_ACQUIRE);
+    std::erase(host::thread.polled, address);
+}
+DEVICE void fence_system(PLACE) {
+    UNLESS_OMITTED;
     for (uint64_t address : host::thread.polled) {
         (void)__atomic_load_n(at<const uint64_t>(address), __ATOMIC_ACQUIRE);
     }

@@ -9,7 +9,7 @@
  *
  *              first waits for               then                    then tells
  *   opener     the task before last: FREED   fills a task            FILLED
- *   movers     FILLED                        reduce                  MOVED
+ *   movers     FILLED                        reduce                  MOVED, FREED
  *   closer     FILLED, MOVED                 posts and frees         FREED, before it posts
  *
  * The opener ends with a task that has nothing to move, and waits until both are freed. It is in
@@ -21,8 +21,7 @@
 
 /* What a task is for. */
 constexpr uint32_t MOVES = 0, ENDS = 1, FAILS = 2;
-/* The barriers of the two tasks, of all threads, of all but the opener's, and of the opener's and
-   the closer's; 0 is sync_block's. */
+/* The barriers of the two tasks: MOVED is without the opener's warp; 0 is sync_block's. */
 constexpr uint32_t FILLED = 1, MOVED = 3, FREED = 5;
 
 /* A slice of a step, or of one of its spans, as the movers need it. */
@@ -120,7 +119,6 @@ DEVICE bool await_peers(const Run &run, const Place &place) {
                             : reserve(watch, run.sends[peer], run.opened.sent[peer],
                                       run.call->depth, waiting));
     }
-    fence_system();
     return sync_warp_and(came);
 }
 
@@ -160,7 +158,7 @@ DEVICE void store_positions(const Run &run) {
 
 /* The task of a number, once nobody needs what was there. */
 DEVICE Task &task_to_fill(Run &run, uint32_t number) {
-    if (number >= 2) sync_threads(FREED + number % 2, 2 * WARP);
+    if (number >= 2) sync_threads(FREED + number % 2, thread_count());
     return run.tasks[number % 2];
 }
 DEVICE void tell_filled(Task &task, uint32_t what, uint32_t number) {
@@ -215,8 +213,8 @@ template <class K> DEVICE void open_all(const ringcomm_plan_args &args, Run &run
         return true;
     });
     tell_filled(task_to_fill(run, number), came ? ENDS : FAILS, number);
-    if (number >= 1) sync_threads(FREED + (number - 1) % 2, 2 * WARP);
-    sync_threads(FREED + number % 2, 2 * WARP);
+    if (number >= 1) sync_threads(FREED + (number - 1) % 2, thread_count());
+    sync_threads(FREED + number % 2, thread_count());
 }
 
 template <class K> DEVICE void move_all(Run &run) {
@@ -230,6 +228,7 @@ template <class K> DEVICE void move_all(Run &run) {
                             thread_count() - others);
         }
         arrive_threads(MOVED + number % 2, thread_count() - WARP);
+        arrive_threads(FREED + number % 2, thread_count());
         if (is_last) return;
     }
 }
@@ -239,7 +238,7 @@ DEVICE uint32_t await_moved(const Run &run, uint32_t number) {
     sync_threads(FILLED + number % 2, thread_count());
     const uint32_t what = run.tasks[number % 2].what;
     sync_threads(MOVED + number % 2, thread_count() - WARP);
-    arrive_threads(FREED + number % 2, 2 * WARP);
+    arrive_threads(FREED + number % 2, thread_count());
     return what;
 }
 

@@ -75,12 +75,18 @@ DEVICE void keep_order(Quad &q) {
 template <class T> DEVICE T load_scalar(uint64_t address) { return __ldcg(at<const T>(address)); }
 template <class T> DEVICE void store_scalar(uint64_t address, T value) { *at<T>(address) = value; }
 
-/* Relaxed: the order is fence_system's. A poll that acquires would invalidate the first-level cache
-   at every look. */
+/* Relaxed: the order is acquire_flag's and fence_system's. A poll that acquires would invalidate
+   the first-level cache at every look. */
 DEVICE uint64_t load_flag(uint64_t address) {
     uint64_t value;
     asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
     return value;
+}
+/* After a poll that succeeded: the payload is read or written behind the flag. A fence would do, and
+   take a microsecond. */
+DEVICE void acquire_flag(uint64_t address) {
+    [[maybe_unused]] uint64_t value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
 }
 DEVICE void store_flag(uint64_t address, uint64_t value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
@@ -88,8 +94,7 @@ DEVICE void store_flag(uint64_t address, uint64_t value) {
 DEVICE void store_flag32(uint64_t address, uint32_t value) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
-/* Between the accesses to payload and the flags: after a poll that succeeded, and before stores of
-   flags, once for all of them. */
+/* Between the accesses to payload and the stores of flags, once for all of them. */
 DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 DEVICE uint64_t swap_if_zero(uint64_t address, uint64_t value) {

@@ -27,7 +27,6 @@ DEVICE bool meet(const ringcomm_barrier &barrier, uint64_t epoch, bool looks) {
             const uint64_t flag = flags[me] + (row + peer) * sizeof(ringcomm_flag);
             came = came && await(barrier.watch, flag, epoch, waiting);
         }
-        fence_system();
     }
     /* A thread that has no peer, if there is one, so that the look is not on the flags' way. */
     if (looks && tid == (barrier.nranks < nthreads ? barrier.nranks : 0)) {
