@@ -8,20 +8,21 @@
  * tasks, so that one is opened while another is moved:
  *
  *              first waits for               then                    then tells
- *   opener     the task before last: FREED   fills a task            FILLED
- *   movers     FILLED                        reduce                  MOVED, FREED
- *   closer     FILLED, MOVED                 posts and frees         FREED, before it posts
+ *   opener     the task before last: FREED   fills a task            FILLED, and waits there
+ *   movers     FILLED                        reduce                  MOVED
+ *   closer     MOVED                         posts and frees         FREED, before it posts
  *
- * The opener ends with a task that has nothing to move, and waits until both are freed. It is in
- * nobody's way meanwhile: what it waits for may need what the closer has yet to post. Positions are
- * in shared memory while the kernel runs, and in the connections between launches.
+ * The opener ends with a task that has nothing to move, and waits until both are freed. It is not
+ * in the closer's way: what it waits for may need what the closer has yet to post. Positions are in
+ * shared memory while the kernel runs, and in the connections between launches.
  */
 #include "fifo.cuh"
 #include "reduce.cuh"
 
 /* What a task is for. */
 constexpr uint32_t MOVES = 0, ENDS = 1, FAILS = 2;
-/* The barriers of the two tasks: MOVED is without the opener's warp; 0 is sync_block's. */
+/* The barriers of the two tasks: of all but the closer's warp, of all but the opener's, and of these
+   two warps; 0 is sync_block's. */
 constexpr uint32_t FILLED = 1, MOVED = 3, FREED = 5;
 
 /* A slice of a step, or of one of its spans, as the movers need it. */
@@ -158,13 +159,12 @@ DEVICE void store_positions(const Run &run) {
 
 /* The task of a number, once nobody needs what was there. */
 DEVICE Task &task_to_fill(Run &run, uint32_t number) {
-    if (number >= 2) sync_threads(FREED + number % 2, thread_count());
+    if (number >= 2) sync_threads(FREED + number % 2, 2 * WARP);
     return run.tasks[number % 2];
 }
 DEVICE void tell_filled(Task &task, uint32_t what, uint32_t number) {
     if (lane_index() == 0) task.what = what;
-    sync_warp();
-    arrive_threads(FILLED + number % 2, thread_count());
+    sync_threads(FILLED + number % 2, thread_count() - WARP);
 }
 
 /* The tasks of a step, from this number on; the number of the next. */
@@ -213,32 +213,30 @@ template <class K> DEVICE void open_all(const ringcomm_plan_args &args, Run &run
         return true;
     });
     tell_filled(task_to_fill(run, number), came ? ENDS : FAILS, number);
-    if (number >= 1) sync_threads(FREED + (number - 1) % 2, thread_count());
-    sync_threads(FREED + number % 2, thread_count());
+    if (number >= 1) sync_threads(FREED + (number - 1) % 2, 2 * WARP);
+    sync_threads(FREED + number % 2, 2 * WARP);
 }
 
 template <class K> DEVICE void move_all(Run &run) {
     const uint32_t others = 2 * WARP;
     for (uint32_t number = 0;; number++) {
         const Task &task = run.tasks[number % 2];
-        sync_threads(FILLED + number % 2, thread_count());
+        sync_threads(FILLED + number % 2, thread_count() - WARP);
         const bool is_last = task.what != MOVES;
         if (!is_last) {
             reduce_range<K>(task.op, task.job, 0, task.count, thread_index() - others,
                             thread_count() - others);
         }
         arrive_threads(MOVED + number % 2, thread_count() - WARP);
-        arrive_threads(FREED + number % 2, thread_count());
         if (is_last) return;
     }
 }
 
 /* What the task of a number is for; it is done. */
 DEVICE uint32_t await_moved(const Run &run, uint32_t number) {
-    sync_threads(FILLED + number % 2, thread_count());
-    const uint32_t what = run.tasks[number % 2].what;
     sync_threads(MOVED + number % 2, thread_count() - WARP);
-    arrive_threads(FREED + number % 2, thread_count());
+    const uint32_t what = run.tasks[number % 2].what;
+    arrive_threads(FREED + number % 2, 2 * WARP);
     return what;
 }
 

@@ -40,8 +40,9 @@ template <class K> constexpr int BATCH = K::IS_FLOAT && K::SIZE == 1 ? 2 : 4;
 constexpr int WIDE = 8;
 
 /* Vectors of a thread at a place, where it asks for those of the next place before it has written
-   these; and the most sources that are read so. With more, the loads of one place are enough. */
-constexpr int AHEAD = 2;
+   these: as many as its registers hold; and the most sources that are read so. With more, the loads
+   of one place are enough. */
+template <class K> constexpr int AHEAD = !K::IS_FLOAT || K::SIZE >= 4 ? 4 : K::SIZE + 1;
 constexpr uint32_t AHEAD_SOURCES = 4;
 
 /* Whether the value passes unchanged: one source, nothing to do to it. */
@@ -180,11 +181,21 @@ struct Vectors {
     }
 };
 
-/* One source's bytes to all targets. */
-template <class K> DEVICE void copy_batch(const Job &job, const Vectors &vectors) {
-    Quad here[BATCH<K>] = {};
-    vectors.load(job.source(0), here);
-    ROLLED for (uint32_t t = 0; t < job.ntargets; t++) vectors.store(job.target(t), here);
+/* One source's bytes to all targets, of all vectors of a thread. Those of the next place are on
+   their way while this one's are written. */
+DEVICE void copy_ahead(const Job &job, Vectors vectors) {
+    constexpr int U = 4;
+    Quad here[U] = {}, coming[U] = {};
+    vectors.load(job.source(0), coming);
+    ROLLED while (vectors.index < vectors.count) {
+        Vectors after = vectors;
+        after.index += vectors.stride * U;
+        after_loads(coming);
+        UNROLL for (int u = 0; u < U; u++) here[u] = coming[u];
+        after.load(job.source(0), coming);
+        ROLLED for (uint32_t t = 0; t < job.ntargets; t++) vectors.store(job.target(t), here);
+        vectors = after;
+    }
 }
 
 /* The hot path: two sources or more, nothing to multiply, and nothing to divide but floats. */
@@ -218,7 +229,7 @@ DEVICE void reduce_batch(const Operation &op, const Job &job, const Vectors &vec
    are on their way while this one's are added and written. */
 template <class K>
 DEVICE void reduce_ahead(const Operation &op, const Job &job, Vectors vectors) {
-    constexpr int U = AHEAD;
+    constexpr int U = AHEAD<K>;
     Quad first[U] = {}, coming[U] = {};
     vectors.load(job.source(0), first);
     vectors.load(job.source(1), coming);
@@ -362,7 +373,7 @@ template <class K> DEVICE void reduce_range(const Operation &op, const Job &job,
     Vectors vectors = {offset + lead * K::SIZE, tid, nthreads, nvectors};
     const uint32_t step = nthreads * BATCH<K>;
     if (copies(op, job)) {
-        ROLLED for (; vectors.index < nvectors; vectors.index += step) copy_batch<K>(job, vectors);
+        copy_ahead(job, vectors);
     } else if (is_full<K>(op, job)) {
         ROLLED for (; vectors.index < nvectors; vectors.index += nthreads)
             reduce_full<K>(op, job, vectors);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The kernels of one rank per device, for all ranks of one device in one cooperative launch:
-gpu-ranks.py FATBIN HOST.so [LARGEST_BYTES [TIMES]] [--checks | --times].
+gpu-ranks.py FATBIN HOST.so [LARGEST_BYTES [TIMES]] [--checks | --times] [--no-ring].
 
 A row of the grid is a rank. All blocks are resident together, so that ranks may wait for each other on
 the device as they would between devices: the protocol is tested and timed, without the links. For two,
@@ -10,7 +10,7 @@ two barriers), `one-shot` (flags packed with data), `ring` (the plan interpreter
 graph; prints a JSON object for each. Before all that a rank never comes: the others end at their deadline,
 or when the host calls them off, and report whom they waited for. And one-shot and ring do every type and
 operation of random bits as the kernels compiled for the host do, bit for bit. `--checks` is these two
-and no more, `--times` all but these.
+and no more, `--times` all but these; `--no-ring` leaves the ring out.
 """
 import ctypes
 import json
@@ -24,8 +24,7 @@ from gpu_driver import AVG, PREMULSUM, SUM, TYPES, Block, Device, Host, NoDevice
 SIZE = 4
 FINISH, COPY, NONE = 1, 2, 0xFFFFFFFF
 INPUT, OUTPUT, PEER = 0, 1, 3
-BARRIER_BLOCKS, FLAG_BYTES, LINE_BYTES, LINE_PAYLOAD = 320, 128, 16, 8
-SECOND_NS = 10**9
+BARRIER_BLOCKS, FLAG_BYTES, LINE_BYTES, LINE_PAYLOAD, SECOND_NS = 320, 128, 16, 8, 10**9
 # Why a kernel ended early, and what it waited for (kernels/abi.h).
 ABORTED, LATE = 1, 2
 FOR_MESSAGE, FOR_BARRIER, FOR_LINES = 1, 3, 4
@@ -41,6 +40,7 @@ ONESHOT_BYTES = 256 << 10
 PATTERN_BYTES = 64 << 10
 # The longest output that is compared to its last byte.
 WHOLLY_CHECKED = 16 << 20
+NO_RING = "--no-ring" in sys.argv
 # (bytes of a slot, steps a slice apart): short and long messages, with and without pipelining.
 RINGS = [(32 << 10, 0), (32 << 10, 1), (128 << 10, 0), (128 << 10, 1)]
 
@@ -135,7 +135,7 @@ class Ranks:
 def tile_of(blocks, nranks, size):
     """As src/device/cuda/fused.rs."""
     share, tile = size // blocks, 2 << 10
-    while tile < min(share, (16 if nranks == 2 else 32) << 10):
+    while tile < min(share, (64 if nranks == 2 else 32) << 10):
         tile *= 2
     return tile // SIZE
 
@@ -327,7 +327,7 @@ def algorithms(ranks):
     yield "two-shot", lambda: two_shot(ranks), 2 * traffic
     if ranks.size <= ONESHOT_BYTES:
         yield "one-shot", lambda: one_shot(ranks), None
-    for slot, apart in RINGS if ranks.size > 64 << 10 else RINGS[:2]:
+    for slot, apart in [] if NO_RING else RINGS if ranks.size > 64 << 10 else RINGS[:2]:
         yield (f"ring slots={slot >> 10}K apart={apart}", lambda: ring(ranks, slot, apart),
                (6 * ranks.nranks - 4) * ranks.size)
 
@@ -386,8 +386,8 @@ def absent(device, layout, nranks, make, waiting, is_cancelled):
 def absences(device, layout, endings):
     """How many launches without their last rank did not end as they should."""
     failed = 0
-    ways = {"two-shot": (two_shot, FOR_BARRIER), "one-shot": (one_shot, FOR_LINES),
-            "ring": (lambda ranks: ring(ranks, *RINGS[0]), FOR_MESSAGE)}
+    ways = {"two-shot": (two_shot, FOR_BARRIER), "one-shot": (one_shot, FOR_LINES)}
+    ways |= {} if NO_RING else {"ring": (lambda ranks: ring(ranks, *RINGS[0]), FOR_MESSAGE)}
     for name, (make, waiting) in ways.items():
         for nranks in RANKS[:2]:
             for is_cancelled in endings:
@@ -479,8 +479,8 @@ def main():
         for nranks in RANKS:
             ranks = Ranks(device, layout, nranks, size)
             # A device that is none computes at the pace of the processor.
-            times = 2 if device.multiprocessors <= 8 else 100 if size <= 1 << 20 else 5
-            times = int(numbers[1]) if len(numbers) > 1 else times
+            usual = 2 if device.multiprocessors <= 8 else 100 if size <= 1 << 20 else 5
+            times = int(numbers[1]) if len(numbers) > 1 else usual
             for name, make, traffic in algorithms(ranks):
                 wrong, eager_us, graph_us = measure(ranks, make, times)
                 failed += wrong is not None

@@ -27,7 +27,7 @@ MOST_REGISTERS = 128
 BATCH = {kind: 2 if kind in ("e4m3", "e5m2") else 4 for kind in KINDS}
 # The same where a thread asks for those of its next place, too, of two sources: kernels/reduce.cuh, AHEAD. Such a
 # loop asks for the next source, or for both of these.
-AHEAD = 2
+AHEAD = {kind: {"f16": 3, "bf16": 3, "e4m3": 2, "e5m2": 2}.get(kind, 4) for kind in KINDS}
 # Sources that a thread with one vector asks for at once: kernels/reduce.cuh, WIDE.
 WIDE = 8
 # Whose conversions are so long there that the compiler begins the first source's before it asks for the
@@ -111,7 +111,7 @@ def loads_before_use(code, batch):
     return not any(first & registers(text)[1] for text in between)
 
 
-def late_loads(code, batch, converts_first=False):
+def late_loads(code, batch, ahead, converts_first=False):
     """Where a kernel asks for sources too late. Its hot loops, a turn for each source, are those of a batch
     of loads: before one, two sources are asked for before the first is used; in it, the next before the one
     that has come is added. One vector at a time moves where there is more to compute: that loop uses nothing
@@ -133,7 +133,7 @@ def late_loads(code, batch, converts_first=False):
         found += [f"{place}: {text}" for text in told or []]
         if told is None:
             found.append(f"{place}: adds nothing")
-        before = AHEAD if count == 3 * AHEAD else batch
+        before = ahead if count == 3 * ahead else batch
         if not converts_first and not loads_before_use(code[:head], before):
             found.append(f"{place}: the first source is used before the second is asked for")
     return found + [f"no loop over sources that moves {what}" for what in sorted(missing)]
@@ -191,7 +191,7 @@ def judge(device, kernels, usage):
         if loads < 2 * BATCH[kind] or stores < BATCH[kind]:
             narrow.append(f"{name}: {loads} loads, {stores} stores")
         else:
-            told = late_loads(code, BATCH[kind], (device, kind) in CONVERTS_FIRST)
+            told = late_loads(code, BATCH[kind], AHEAD[kind], (device, kind) in CONVERTS_FIRST)
             late += [f"{name}: {text}" for text in told]
             few += [f"{name}: {text}" for text in narrow_turns(code)]
     yield "loads and stores of 128 bits", narrow

@@ -110,7 +110,7 @@ ADD = """       IMAD.U32 R52, R50, 0x10000, RZ
 
 class Sources(unittest.TestCase):
     def late(self, turn, text=SUM, more=MORE, **how):
-        return sass.late_loads(listing(text.format(turn=turn.strip("\n"), more=more)), 2, **how)
+        return sass.late_loads(listing(text.format(turn=turn.strip("\n"), more=more)), 2, 2, **how)
 
     def test_the_next_source_before_the_last_is_added_is_right(self):
         self.assertEqual(self.late(KEEP + ASK + ADD), [])
@@ -158,7 +158,7 @@ class Sources(unittest.TestCase):
 
     def test_a_kernel_without_such_a_loop_is_found(self):
         missing = "no loop over sources that moves "
-        told = sass.late_loads(listing("       LDG.E.128 R4, [R2.64]\n       EXIT\n"), 2)
+        told = sass.late_loads(listing("       LDG.E.128 R4, [R2.64]\n       EXIT\n"), 2, 2)
         self.assertEqual(told, [missing + "all vectors of a thread", missing + "one vector"])
         self.assertEqual(self.late(KEEP + ASK + ADD, more=MORE.replace(".128", ".64")),
                          [missing + "one vector"])
