@@ -42,7 +42,7 @@ constexpr int WIDE = 8;
 /* Vectors of a thread at a place, where it asks for those of the next place before it has written
    these: as many as its registers hold; and the most sources that are read so. With more, the loads
    of one place are enough. */
-template <class K> constexpr int AHEAD = !K::IS_FLOAT || K::SIZE >= 4 ? 4 : K::SIZE + 1;
+template <class K> constexpr int AHEAD = K::IS_FLOAT && K::SIZE < 4 ? 2 : 4;
 constexpr uint32_t AHEAD_SOURCES = 4;
 
 /* Whether the value passes unchanged: one source, nothing to do to it. */

@@ -27,7 +27,7 @@ MOST_REGISTERS = 128
 BATCH = {kind: 2 if kind in ("e4m3", "e5m2") else 4 for kind in KINDS}
 # The same where a thread asks for those of its next place, too, of two sources: kernels/reduce.cuh, AHEAD. Such a
 # loop asks for the next source, or for both of these.
-AHEAD = {kind: {"f16": 3, "bf16": 3, "e4m3": 2, "e5m2": 2}.get(kind, 4) for kind in KINDS}
+AHEAD = {kind: 2 if kind in ("f16", "bf16", "e4m3", "e5m2") else 4 for kind in KINDS}
 # Sources that a thread with one vector asks for at once: kernels/reduce.cuh, WIDE.
 WIDE = 8
 # Whose conversions are so long there that the compiler begins the first source's before it asks for the
