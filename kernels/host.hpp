@@ -81,13 +81,13 @@ DEVICE bool sync_block_and(bool yes) {
 }
 DEVICE void sync_block() { sync_block_and(true); }
 
-DEVICE void sync_threads(uint32_t id, uint32_t count) {
+template <uint32_t ID> DEVICE void sync_threads(uint32_t count) {
     host::thread.fenced = false;
-    host::meet_at(host::thread.block->barriers[id], count, true);
+    host::meet_at(host::thread.block->barriers[ID], count, true);
 }
-DEVICE void arrive_threads(uint32_t id, uint32_t count) {
+template <uint32_t ID> DEVICE void arrive_threads(uint32_t count) {
     host::thread.fenced = false;
-    host::meet_at(host::thread.block->barriers[id], count, false);
+    host::meet_at(host::thread.block->barriers[ID], count, false);
 }
 
 /* Every thread goes alone. */

@@ -25,6 +25,14 @@ constexpr uint32_t MOVES = 0, ENDS = 1, FAILS = 2;
    two warps; 0 is sync_block's. */
 constexpr uint32_t FILLED = 1, MOVED = 3, FREED = 5;
 
+/* At a barrier of the task of a number. */
+template <uint32_t ID> DEVICE void sync_at(uint32_t number, uint32_t count) {
+    number % 2 ? sync_threads<ID + 1>(count) : sync_threads<ID>(count);
+}
+template <uint32_t ID> DEVICE void arrive_at(uint32_t number, uint32_t count) {
+    number % 2 ? arrive_threads<ID + 1>(count) : arrive_threads<ID>(count);
+}
+
 /* A slice of a step, or of one of its spans, as the movers need it. */
 struct Task {
     uint32_t what;
@@ -159,12 +167,12 @@ DEVICE void store_positions(const Run &run) {
 
 /* The task of a number, once nobody needs what was there. */
 DEVICE Task &task_to_fill(Run &run, uint32_t number) {
-    if (number >= 2) sync_threads(FREED + number % 2, 2 * WARP);
+    if (number >= 2) sync_at<FREED>(number, 2 * WARP);
     return run.tasks[number % 2];
 }
 DEVICE void tell_filled(Task &task, uint32_t what, uint32_t number) {
     if (lane_index() == 0) task.what = what;
-    sync_threads(FILLED + number % 2, thread_count() - WARP);
+    sync_at<FILLED>(number, thread_count() - WARP);
 }
 
 /* The tasks of a step, from this number on; the number of the next. */
@@ -213,30 +221,30 @@ template <class K> DEVICE void open_all(const ringcomm_plan_args &args, Run &run
         return true;
     });
     tell_filled(task_to_fill(run, number), came ? ENDS : FAILS, number);
-    if (number >= 1) sync_threads(FREED + (number - 1) % 2, 2 * WARP);
-    sync_threads(FREED + number % 2, 2 * WARP);
+    if (number >= 1) sync_at<FREED>(number - 1, 2 * WARP);
+    sync_at<FREED>(number, 2 * WARP);
 }
 
 template <class K> DEVICE void move_all(Run &run) {
     const uint32_t others = 2 * WARP;
     for (uint32_t number = 0;; number++) {
         const Task &task = run.tasks[number % 2];
-        sync_threads(FILLED + number % 2, thread_count() - WARP);
+        sync_at<FILLED>(number, thread_count() - WARP);
         const bool is_last = task.what != MOVES;
         if (!is_last) {
             reduce_range<K>(task.op, task.job, 0, task.count, thread_index() - others,
                             thread_count() - others);
         }
-        arrive_threads(MOVED + number % 2, thread_count() - WARP);
+        arrive_at<MOVED>(number, thread_count() - WARP);
         if (is_last) return;
     }
 }
 
 /* What the task of a number is for; it is done. */
 DEVICE uint32_t await_moved(const Run &run, uint32_t number) {
-    sync_threads(MOVED + number % 2, thread_count() - WARP);
+    sync_at<MOVED>(number, thread_count() - WARP);
     const uint32_t what = run.tasks[number % 2].what;
-    arrive_threads(FREED + number % 2, 2 * WARP);
+    arrive_at<FREED>(number, 2 * WARP);
     return what;
 }
 

@@ -38,14 +38,14 @@ DEVICE void sync_block() { __syncthreads(); }
 /* As sync_block; whether all threads said yes. */
 DEVICE bool sync_block_and(bool yes) { return __syncthreads_and(yes); }
 
-/* Barrier `id`, of so many threads: whole warps, of which some wait for all and others go on. */
-DEVICE void sync_threads(uint32_t id, uint32_t count) {
+/* Barrier `ID`, of so many threads: whole warps, of which some wait for all and others go on. */
+template <uint32_t ID> DEVICE void sync_threads(uint32_t count) {
     __syncwarp();
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"n"(ID), "r"(count) : "memory");
 }
-DEVICE void arrive_threads(uint32_t id, uint32_t count) {
+template <uint32_t ID> DEVICE void arrive_threads(uint32_t count) {
     __syncwarp();
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(count) : "memory");
+    asm volatile("bar.arrive %0, %1;" ::"n"(ID), "r"(count) : "memory");
 }
 
 /* Threads that go together. */

@@ -182,9 +182,10 @@ struct Vectors {
 };
 
 /* One source's bytes to all targets, of all vectors of a thread. Those of the next place are on
-   their way while this one's are written. */
+   their way while this one's are written. With four, ptxas for sm_80 moves the first of eight
+   sources elsewhere before it asks for the last. */
 DEVICE void copy_ahead(const Job &job, Vectors vectors) {
-    constexpr int U = 4;
+    constexpr int U = 3;
     Quad here[U] = {}, coming[U] = {};
     vectors.load(job.source(0), coming);
     ROLLED while (vectors.index < vectors.count) {

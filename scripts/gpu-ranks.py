@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The kernels of one rank per device, for all ranks of one device in one cooperative launch:
-gpu-ranks.py FATBIN HOST.so [LARGEST_BYTES [TIMES]] [--checks | --times] [--no-ring].
+gpu-ranks.py FATBIN HOST.so [LARGEST_BYTES [TIMES]] [--checks | --times].
 
 A row of the grid is a rank. All blocks are resident together, so that ranks may wait for each other on
 the device as they would between devices: the protocol is tested and timed, without the links. For two,
@@ -10,7 +10,7 @@ two barriers), `one-shot` (flags packed with data), `ring` (the plan interpreter
 graph; prints a JSON object for each. Before all that a rank never comes: the others end at their deadline,
 or when the host calls them off, and report whom they waited for. And one-shot and ring do every type and
 operation of random bits as the kernels compiled for the host do, bit for bit. `--checks` is these two
-and no more, `--times` all but these; `--no-ring` leaves the ring out.
+and no more, `--times` all but these.
 """
 import ctypes
 import json
@@ -40,7 +40,6 @@ ONESHOT_BYTES = 256 << 10
 PATTERN_BYTES = 64 << 10
 # The longest output that is compared to its last byte.
 WHOLLY_CHECKED = 16 << 20
-NO_RING = "--no-ring" in sys.argv
 # (bytes of a slot, steps a slice apart): short and long messages, with and without pipelining.
 RINGS = [(32 << 10, 0), (32 << 10, 1), (128 << 10, 0), (128 << 10, 1)]
 
@@ -327,7 +326,7 @@ def algorithms(ranks):
     yield "two-shot", lambda: two_shot(ranks), 2 * traffic
     if ranks.size <= ONESHOT_BYTES:
         yield "one-shot", lambda: one_shot(ranks), None
-    for slot, apart in [] if NO_RING else RINGS if ranks.size > 64 << 10 else RINGS[:2]:
+    for slot, apart in RINGS if ranks.size > 64 << 10 else RINGS[:2]:
         yield (f"ring slots={slot >> 10}K apart={apart}", lambda: ring(ranks, slot, apart),
                (6 * ranks.nranks - 4) * ranks.size)
 
@@ -386,8 +385,8 @@ def absent(device, layout, nranks, make, waiting, is_cancelled):
 def absences(device, layout, endings):
     """How many launches without their last rank did not end as they should."""
     failed = 0
-    ways = {"two-shot": (two_shot, FOR_BARRIER), "one-shot": (one_shot, FOR_LINES)}
-    ways |= {} if NO_RING else {"ring": (lambda ranks: ring(ranks, *RINGS[0]), FOR_MESSAGE)}
+    ways = {"two-shot": (two_shot, FOR_BARRIER), "one-shot": (one_shot, FOR_LINES),
+            "ring": (lambda ranks: ring(ranks, *RINGS[0]), FOR_MESSAGE)}
     for name, (make, waiting) in ways.items():
         for nranks in RANKS[:2]:
             for is_cancelled in endings:

@@ -264,14 +264,13 @@ def costs(kernels, dry):
 
 def sanitized(kernels):
     """What each tool of compute-sanitizer looks at, each launch a few times and not timed: every kind of
-    kernel, those whose memory is all written before, and every kind but plans once more for the memory that a
-    block shares. Barriers of a part of a block, as plans have them, racecheck takes for none; ThreadSanitizer
-    knows them (scripts/kernel-protocol)."""
+    kernel, those whose memory is all written before, and every kind once more for the memory that a block
+    shares."""
     python = [sys.executable]
     looked_at = {
         "memcheck": [*python, SCRIPTS / "gpu-ranks.py", *kernels, 1000, 1],
         "initcheck": [*python, SCRIPTS / "gpu-kernels.py", *kernels, "float", "bfloat16", "int8"],
-        "racecheck": [*python, SCRIPTS / "gpu-ranks.py", *kernels, 8, 1, "--no-ring"],
+        "racecheck": [*python, SCRIPTS / "gpu-ranks.py", *kernels, 8, 1],
     }
     # What the driver answers is looked at by who asks: that an event has not passed is no error.
     options = {"memcheck": ["--report-api-errors", "no"]}

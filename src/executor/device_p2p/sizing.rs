@@ -17,8 +17,8 @@ const USEFUL_SLOT: usize = 8 << 10;
 
 /// A slot worth a block's time where blocks share one device's memory. A step moves three times as
 /// many bytes (it reads two slots or buffers and writes one), of which 132 blocks at 4.3 TB/s take
-/// 12 us; its three barriers and two fences take some microseconds, and no other block of the
-/// multiprocessor works meanwhile.
+/// 12 us; between two steps its threads meet and wait for memory, about a microsecond in which no
+/// other block of the multiprocessor works.
 const LONG_SLOT: usize = 128 << 10;
 
 /// What long slots of all ranks of a device, and as much scratch, may take of it at most: eight
