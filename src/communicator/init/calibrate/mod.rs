@@ -308,10 +308,13 @@ mod tests {
 
     #[test]
     fn a_process_measures_its_host_once() {
-        // On a busy machine it tries again.
-        let last = (0..10).map(|_| started(&Config::default())).find(|ranks| ranks[0].1 == 0);
-        let last = last.expect("it gives up");
-        assert_eq!(started(&Config::default()), last);
+        // On a busy machine it tries again, and so may another test's ranks in between.
+        let mut last = started(&Config::default());
+        let mut is_settled = || {
+            let before = std::mem::replace(&mut last, started(&Config::default()));
+            last[0].1 == 0 && last == before
+        };
+        assert!((0..10).any(|_| is_settled()), "it measures again and again");
         let hosts = Config { hosts: Some(vec![0, 1]), ..Config::default() };
         let apart = started(&hosts);
         assert_eq!(apart[0].0.alpha_us, Costs::default().alpha_us, "nobody to measure with");
