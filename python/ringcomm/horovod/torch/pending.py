@@ -12,9 +12,10 @@ class Pending:
         self._work, self._result = work, result
         self._answer: Any = None
 
-    def done(self) -> bool:
-        """Whether it is over; does not wait."""
-        return self._work is None or self._work.is_completed()
+    def is_completed(self) -> bool:
+        """Whether it is over; does not wait. As torch's works have it: one may be behind this."""
+        done: bool = self._work is None or self._work.is_completed()
+        return done
 
     def wait(self) -> Any:
         """Wait, and give the result; again the same if asked again."""
@@ -26,7 +27,7 @@ class Pending:
 
 def poll(handle: Pending) -> bool:
     """Whether an asynchronous operation is over: whether `synchronize` would return at once."""
-    return handle.done()
+    return handle.is_completed()
 
 
 def synchronize(handle: Pending) -> Any:
