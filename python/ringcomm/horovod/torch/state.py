@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
 import torch
@@ -16,16 +17,30 @@ def broadcast_parameters(
     params: Union[Mapping[str, Any], Iterable[Union[torch.Tensor, Tuple[str, Any]]]], root_rank: int
 ) -> None:
     """Overwrite tensors with the root's: of `model.state_dict()`, `model.named_parameters()` or
-    `model.parameters()`."""
-    given = params.items() if isinstance(params, Mapping) else params
-    tensors = [one[1] if isinstance(one, tuple) else one for one in given]
+    `model.parameters()`. Those of a mapping belong together by their names."""
+    given = sorted(params.items()) if isinstance(params, Mapping) else params
+    named = [one if isinstance(one, tuple) else ("", one) for one in given]
+    tensors = [tensor for _, tensor in named]
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(
                 f"broadcast_parameters: {tensor!r} is no tensor; broadcast_object sends it"
             )
+    _refuse_others([(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in named])
     for handle in [broadcast_async_(tensor, root_rank) for tensor in tensors]:
         handle.wait()
+
+
+def _refuse_others(mine: List[Tuple[str, str, Tuple[int, ...]]]) -> None:
+    """Where ranks have other tensors than rank 0, say on every rank which is the first."""
+    everyones = job().comm.all_gather_object(mine)
+    for other, theirs in enumerate(everyones):
+        for first, second in itertools.zip_longest(everyones[0], theirs):
+            if first != second:
+                raise ValueError(
+                    "broadcast_parameters: ranks have different tensors (name, type, shape): rank 0 "
+                    f"has {first}, and rank {other} has {second}"
+                )
 
 
 def broadcast_optimizer_state(
