@@ -8,12 +8,13 @@ operations are not needed and not looked at. Gradients are what Horovod makes of
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple, Union
+import zlib
+from typing import Any, Iterable, List, Optional, Tuple, Union
 
 import torch
 
 from ..._native import ReduceOp
-from ..job import rank, size
+from ..job import job, rank, size
 from ..operations import Average, Sum, linear
 from .group import Options, group
 from .pending import Pending
@@ -25,15 +26,31 @@ def allgather_async(tensor: Tensor, name: Optional[str] = None) -> Pending:
     return _gathering(tensor)[1]
 
 
+def _kind(tensor: Tensor) -> int:
+    """A number of the tensor's type and of its dimensions but the first."""
+    return zlib.crc32(f"{tensor.dtype} {tensor.dim()} {tuple(tensor.shape[1:])}".encode())
+
+
+def _refuse_unlike(what: str, tensor: Tensor, kinds: Iterable[int]) -> None:
+    """Where ranks have tensors whose rows are no part of one, say on every rank who has what."""
+    if len(set(kinds)) == 1 and tensor.dim() > 0:
+        return
+    each = job().comm.all_gather_object((str(tensor.dtype), tuple(tensor.shape)))
+    said = "; ".join(f"rank {one}: {dtype} of shape {shape}" for one, (dtype, shape) in enumerate(each))
+    raise ValueError(
+        f"{what}: tensors have one type on all ranks, one dimension at least, and the same ones but "
+        f"for the first; {said}"
+    )
+
+
 def _gathering(tensor: Tensor) -> Tuple[List[int], Pending]:
     """How many rows come from each rank, and all of them on their way."""
-    if tensor.dim() == 0:
-        raise ValueError("allgather: a tensor without dimensions cannot be joined to others")
     source = tensor.detach().contiguous()
-    sizes = torch.empty(size(), dtype=torch.int64, device="cpu")
-    count = torch.tensor([len(source)], device="cpu")
-    counted = group().all_gather_single(sizes, count, Options())
-    rows: List[int] = Pending(counted, sizes.tolist).wait()
+    known = torch.empty((size(), 2), dtype=torch.int64, device="cpu")
+    mine = torch.tensor([source.shape[0] if source.dim() else 0, _kind(source)], device="cpu")
+    counted = group().all_gather_single(known, mine, Options())
+    rows, kinds = Pending(counted, lambda: known.t().tolist()).wait()
+    _refuse_unlike("allgather", source, kinds)
     output = source.new_empty((sum(rows), *source.shape[1:]))
     work = group().allgather([list(torch.split(output, rows))], [source], Options())
     return rows, Pending(work, lambda: output)
@@ -100,12 +117,15 @@ def broadcast(tensor: Tensor, root_rank: int, name: Optional[str] = None) -> Ten
 def _exchanged(tensor: Tensor, sent: Tensor) -> Tuple[Tensor, Tensor]:
     """What came, so many rows of the tensor having been sent to each rank, and how many came."""
     source = tensor.detach().contiguous()
-    came = torch.empty_like(sent)
-    rows = Pending(group().all_to_all_single(came, sent, None, None, Options()), came.tolist).wait()
+    told = torch.stack([sent, torch.full_like(sent, _kind(source))], 1)
+    heard = torch.empty_like(told)
+    exchange = group().all_to_all_single(heard, told, None, None, Options())
+    rows, kinds = Pending(exchange, lambda: heard.t().tolist()).wait()
+    _refuse_unlike("alltoall", source, kinds)
     output = source.new_empty((sum(rows), *source.shape[1:]))
     work = group().all_to_all_single(output, source, rows, sent.tolist(), Options())
     Pending(work, lambda: output).wait()
-    return output, came
+    return output, heard[:, 0].contiguous()
 
 
 class _AllToAll(torch.autograd.Function):
