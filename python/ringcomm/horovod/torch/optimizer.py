@@ -8,7 +8,7 @@ earlier waits for those before it. So ranks may differ in which parameters they 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 import torch
 
@@ -34,20 +34,31 @@ class Exchange:
     """The gradients of some parameters, on their way between ranks once in so many passes."""
 
     def __init__(
-        self, parameters: Parameters, passes: int, divisor: int, compression: Optional[torch.dtype]
+        self,
+        parameters: Callable[[], Parameters],
+        passes: int,
+        divisor: int,
+        compression: Optional[torch.dtype],
     ) -> None:
         self.passes = passes
-        self._buckets = [
-            Bucket(part, divisor, compression)
-            for part in cut(list(reversed(parameters)), BUCKET_BYTES)
-        ]
-        self._bucket_of = {
-            id(one): number
-            for number, bucket in enumerate(self._buckets)
-            for one in bucket.parameters
-        }
+        self._parameters, self._divisor, self._compression = parameters, divisor, compression
+        self._buckets: List[Bucket] = []
+        self._bucket_of: Dict[int, int] = {}
+        self._take_in()
         self._begin()
-        for parameter in parameters:
+
+    def _take_in(self) -> None:
+        """Know the parameters that have come, or have come to need gradients. They are the same
+        on every rank, as the calls are that made them so."""
+        new = [one for one in self._parameters() if id(one) not in self._bucket_of]
+        made = [
+            Bucket(part, self._divisor, self._compression)
+            for part in cut(list(reversed(new)), BUCKET_BYTES)
+        ]
+        for number, bucket in enumerate(made, len(self._buckets)):
+            self._bucket_of.update((id(one), number) for one in bucket.parameters)
+        self._buckets += made
+        for parameter in new:
             when_arrived(parameter, self._arrived)
 
     def _begin(self) -> None:
@@ -88,11 +99,13 @@ class Exchange:
         return bool(self._left)
 
     def finish(self) -> None:
-        """Send what is not sent, and wait for all of it."""
+        """Send what is not sent, and wait for all of it. What no longer needs a gradient gets
+        none."""
+        self._take_in()
         while self._sent < len(self._buckets):
             self._send_next()
         for bucket in self._buckets:
-            bucket.finish()
+            bucket.finish([parameter.requires_grad for parameter in bucket.parameters])
         self._begin()
 
 
@@ -184,18 +197,21 @@ def DistributedOptimizer(
         sparse_as_dense: make sparse gradients dense.
     """
     linear(op, "gradients")
-    parameters = [
-        parameter
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if parameter.requires_grad
-    ]
     kind = type(optimizer)
     made: Any = object.__new__(type(kind.__name__, (Distributed, kind), {}))
     # A scheduler that was made before has its own step there.
     made.__dict__.update({name: one for name, one in vars(optimizer).items() if name != "step"})
-    for parameter in parameters if sparse_as_dense else []:
-        when_arrived(parameter, _dense)
+    densified: Set[int] = set()
+
+    def parameters() -> Parameters:
+        """Those of the optimizer that need gradients now."""
+        found = [one for group in made.param_groups for one in group["params"] if one.requires_grad]
+        for one in found if sparse_as_dense else []:
+            if id(one) not in densified:
+                densified.add(id(one))
+                when_arrived(one, _dense)
+        return found
+
     divisor = size() if op == Average else 1
     made._exchange = Exchange(parameters, backward_passes_per_step, divisor, compression)
     made._averages_in_step = True
