@@ -1,4 +1,4 @@
-"""What ranks of `ringcomm.horovod.torch` do differently, or later than others expect: told, or right, never mixed."""
+"""What ranks of `ringcomm.horovod.torch` do differently, or late: told, or right, never mixed."""
 
 from functools import partial
 

@@ -36,10 +36,12 @@ def _refuse_unlike(what: str, tensor: Tensor, kinds: Iterable[int]) -> None:
     if len(set(kinds)) == 1 and tensor.dim() > 0:
         return
     each = job().comm.all_gather_object((str(tensor.dtype), tuple(tensor.shape)))
-    said = "; ".join(f"rank {one}: {dtype} of shape {shape}" for one, (dtype, shape) in enumerate(each))
+    said = "; ".join(
+        f"rank {one}: {dtype} of shape {shape}" for one, (dtype, shape) in enumerate(each)
+    )
     raise ValueError(
-        f"{what}: tensors have one type on all ranks, one dimension at least, and the same ones but "
-        f"for the first; {said}"
+        f"{what}: tensors have one type on all ranks, one dimension at least, and the same ones "
+        f"but for the first; {said}"
     )
 
 

@@ -38,8 +38,8 @@ def _refuse_others(mine: List[Tuple[str, str, Tuple[int, ...]]]) -> None:
         for first, second in itertools.zip_longest(everyones[0], theirs):
             if first != second:
                 raise ValueError(
-                    "broadcast_parameters: ranks have different tensors (name, type, shape): rank 0 "
-                    f"has {first}, and rank {other} has {second}"
+                    "broadcast_parameters: ranks have different tensors (name, type, shape): "
+                    f"rank 0 has {first}, and rank {other} has {second}"
                 )
 
 
