@@ -125,6 +125,24 @@ def moves():
     assert hvd.broadcast_object(["it", rank], root_rank=2) == ["it", 2]
 
 
+def later():
+    """The asynchronous and grouped forms give what the others do."""
+    rows = torch.arange(6.0).view(3, 2) + 10 * hvd.rank()
+    for more in ([], [[0, 1, 2]]):
+        got, want = hvd.synchronize(hvd.alltoall_async(rows, *more)), hvd.alltoall(rows, *more)
+        assert all(map(torch.equal, got, want)) if more else torch.equal(got, want)
+    for single in (hvd.allgather, hvd.reducescatter, hvd.allreduce):
+        want = [single(rows), single(2 * rows)]
+        begun = getattr(hvd, f"{single.__name__}_async")(rows)
+        assert torch.equal(hvd.synchronize(begun), want[0])
+        grouped = getattr(hvd, f"grouped_{single.__name__}")
+        begun = getattr(hvd, f"{grouped.__name__}_async")([rows, 2 * rows])
+        for got in (grouped([rows, 2 * rows]), hvd.synchronize(begun)):
+            assert all(map(torch.equal, got, want))
+    there = hvd.synchronize(hvd.grouped_allreduce_async_([rows], op=hvd.Sum))
+    assert there[0] is rows and rows[0].tolist() == [30, 33]
+
+
 def refusals():
     for name in ("Adasum", "elastic", "join", "ProcessSet", "add_process_set"):
         with pytest.raises(AttributeError, match="from-horovod"):
@@ -147,7 +165,7 @@ def refusals():
     assert not hvd.nccl_built()
 
 
-@pytest.mark.parametrize("body", [reductions, moves, refusals], ids=lambda body: body.__name__)
+@pytest.mark.parametrize("body", [reductions, moves, later, refusals], ids=lambda body: body.__name__)
 def test_calls(body):
     everyone(body)
 

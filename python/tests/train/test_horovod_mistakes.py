@@ -17,6 +17,13 @@ def asked():
         lambda: hvd.allgather_async(torch.ones(3)),
         lambda: hvd.broadcast_async(torch.ones(3), 0),
         lambda: hvd.broadcast_async_(torch.ones(3), 0),
+        lambda: hvd.alltoall_async(torch.ones(3)),
+        lambda: hvd.alltoall_async(torch.ones(3), [1] * RANKS),
+        lambda: hvd.reducescatter_async(torch.ones(3)),
+        lambda: hvd.grouped_allreduce_async([torch.ones(3)] * 2),
+        lambda: hvd.grouped_allreduce_async_([torch.ones(3), torch.ones(2)]),
+        lambda: hvd.grouped_allgather_async([torch.ones(3)] * 2),
+        lambda: hvd.grouped_reducescatter_async([torch.ones(3)] * 2),
     ]
     for start in starts:
         handle = start()

@@ -20,12 +20,18 @@ from .calls import (
     allgather,
     allgather_async,
     alltoall,
+    alltoall_async,
     barrier,
     broadcast,
     broadcast_,
     broadcast_async,
     broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
     reducescatter,
+    reducescatter_async,
 )
 from .optimizer import DistributedOptimizer
 from .pending import poll, synchronize
@@ -36,6 +42,8 @@ from .reductions import (
     allreduce_async_,
     grouped_allreduce,
     grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
 )
 from .state import (
     SyncBatchNorm,
@@ -48,10 +56,12 @@ from .state import (
 __all__ = [
     "Average", "Compression", "DistributedOptimizer", "Max", "Min", "Product", "Sum",
     "SyncBatchNorm", "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_",
-    "allreduce_async", "allreduce_async_", "alltoall", "barrier", "broadcast", "broadcast_",
-    "broadcast_async", "broadcast_async_", "broadcast_object", "broadcast_optimizer_state",
-    "broadcast_parameters", "grouped_allreduce", "grouped_allreduce_", "poll", "reducescatter",
-    "synchronize",
+    "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast",
+    "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
+    "broadcast_optimizer_state", "broadcast_parameters", "grouped_allgather",
+    "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
+    "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter",
+    "grouped_reducescatter_async", "poll", "reducescatter", "reducescatter_async", "synchronize",
 ]  # fmt: skip
 _job.refuse_process_sets(globals(), __all__)
 __all__ += _job.__all__

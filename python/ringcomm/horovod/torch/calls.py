@@ -9,7 +9,7 @@ operations are not needed and not looked at. Gradients are what Horovod makes of
 from __future__ import annotations
 
 import zlib
-from typing import Any, Iterable, List, Optional, Tuple, Union
+from typing import Any, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -17,7 +17,7 @@ from ..._native import ReduceOp
 from ..job import job, rank, size
 from ..operations import Average, Sum, linear
 from .group import Options, group
-from .pending import Pending
+from .pending import Pending, together
 from .reductions import Dtype, Tensor, allreduce, scale
 
 
@@ -116,8 +116,18 @@ def broadcast(tensor: Tensor, root_rank: int, name: Optional[str] = None) -> Ten
     return sent
 
 
-def _exchanged(tensor: Tensor, sent: Tensor) -> Tuple[Tensor, Tensor]:
-    """What came, so many rows of the tensor having been sent to each rank, and how many came."""
+def grouped_allgather_async(tensors: Sequence[Tensor], name: Optional[str] = None) -> Pending:
+    """As `grouped_allgather`, without gradients; returns a handle."""
+    return together([allgather_async(tensor) for tensor in tensors])
+
+
+def grouped_allgather(tensors: Sequence[Tensor], name: Optional[str] = None) -> List[Tensor]:
+    """`allgather` of several tensors."""
+    return [allgather(tensor) for tensor in tensors]
+
+
+def _exchanging(tensor: Tensor, sent: Tensor) -> Tuple[Pending, Tensor]:
+    """So many rows of the tensor on their way to each rank, and how many come."""
     source = tensor.detach().contiguous()
     told = torch.stack([sent, torch.full_like(sent, _kind(source))], 1)
     heard = torch.empty_like(told)
@@ -126,8 +136,7 @@ def _exchanged(tensor: Tensor, sent: Tensor) -> Tuple[Tensor, Tensor]:
     _refuse_unlike("alltoall", source, kinds)
     output = source.new_empty((sum(rows), *source.shape[1:]))
     work = group().all_to_all_single(output, source, rows, sent.tolist(), Options())
-    Pending(work, lambda: output).wait()
-    return output, heard[:, 0].contiguous()
+    return Pending(work, lambda: output), heard[:, 0].contiguous()
 
 
 class _AllToAll(torch.autograd.Function):
@@ -135,9 +144,9 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, sent: Tensor) -> Tuple[Tensor, Tensor]:
-        output, ctx.came = _exchanged(tensor, sent)
+        coming, ctx.came = _exchanging(tensor, sent)
         ctx.mark_non_differentiable(ctx.came)
-        return output, ctx.came
+        return coming.wait(), ctx.came
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> Tuple[Tensor, None]:
@@ -152,15 +161,35 @@ def alltoall(
 
     With `splits` also how many rows came from each rank.
     """
-    if splits is None:
-        if len(tensor) % size():
-            raise ValueError(f"alltoall: {len(tensor)} rows do not divide by {size()} ranks")
-        sent = torch.full((size(),), len(tensor) // size(), device="cpu")
-        output: Tensor = _AllToAll.apply(tensor, sent)[0]
-        return output
-    sent = torch.as_tensor(splits, dtype=torch.int64, device="cpu")
-    both: Tuple[Tensor, Tensor] = _AllToAll.apply(tensor, sent)
-    return both
+    both: Tuple[Tensor, Tensor] = _AllToAll.apply(tensor, _sent(tensor, splits))
+    return both[0] if splits is None else both
+
+
+def alltoall_async(
+    tensor: Tensor, splits: Optional[Any] = None, name: Optional[str] = None
+) -> Pending:
+    """As `alltoall`, without gradients; returns a handle."""
+    coming, came = _exchanging(tensor, _sent(tensor, splits))
+    return coming if splits is None else Pending(coming, lambda: (coming.wait(), came))
+
+
+def _sent(tensor: Tensor, splits: Optional[Any]) -> Tensor:
+    """How many rows go to each rank."""
+    if splits is not None:
+        return torch.as_tensor(splits, dtype=torch.int64, device="cpu")
+    if len(tensor) % size():
+        raise ValueError(f"alltoall: {len(tensor)} rows do not divide by {size()} ranks")
+    return torch.full((size(),), len(tensor) // size(), device="cpu")
+
+
+def _scattering(tensor: Tensor, op: ReduceOp, prescale: float, postscale: float) -> Pending:
+    """This rank's rows of the reduced tensor, on their way."""
+    source = scale(tensor.detach().clone(memory_format=torch.contiguous_format), prescale)
+    each, more = divmod(len(source), size())
+    parts = list(torch.split(source, [each + (one < more) for one in range(size())]))
+    output = torch.empty_like(parts[rank()])
+    work = group().reduce_scatter([output], [parts], Options(op))
+    return Pending(work, lambda: scale(output, postscale))
 
 
 class _ReduceScatter(torch.autograd.Function):
@@ -171,12 +200,8 @@ class _ReduceScatter(torch.autograd.Function):
         ctx: Any, tensor: Tensor, op: ReduceOp, prescale: float, postscale: float
     ) -> Tensor:
         ctx.op, ctx.factor = op, prescale * postscale
-        source = scale(tensor.detach().clone(memory_format=torch.contiguous_format), prescale)
-        each, more = divmod(len(source), size())
-        parts = list(torch.split(source, [each + (one < more) for one in range(size())]))
-        output = torch.empty_like(parts[rank()])
-        Pending(group().reduce_scatter([output], [parts], Options(op)), lambda: output).wait()
-        return scale(output, postscale)
+        part: Tensor = _scattering(tensor, op, prescale, postscale).wait()
+        return part
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
@@ -198,6 +223,42 @@ def reducescatter(
     low = tensor if compression is None else tensor.to(compression)
     part: Tensor = _ReduceScatter.apply(low, op, prescale_factor, postscale_factor)
     return part.to(tensor.dtype)
+
+
+def reducescatter_async(
+    tensor: Tensor,
+    name: Optional[str] = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Pending:
+    """As `reducescatter`, without gradients; returns a handle."""
+    return _scattering(tensor, op, prescale_factor, postscale_factor)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Tensor],
+    name: Optional[str] = None,
+    compression: Dtype = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> List[Tensor]:
+    """`reducescatter` of several tensors."""
+    how = (compression, op, prescale_factor, postscale_factor)
+    return [reducescatter(tensor, None, *how) for tensor in tensors]
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Tensor],
+    name: Optional[str] = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Pending:
+    """As `grouped_reducescatter`, without gradients; returns a handle."""
+    how = (op, prescale_factor, postscale_factor)
+    return together([_scattering(tensor, *how) for tensor in tensors])
 
 
 def barrier() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, List
 
 
 class Pending:
@@ -23,6 +23,25 @@ class Pending:
             self._work.wait()
             self._work, self._answer = None, self._result()
         return self._answer
+
+
+class _Several:
+    """Operations as one that torch's works are like."""
+
+    def __init__(self, handles: List[Pending]) -> None:
+        self._handles = handles
+
+    def is_completed(self) -> bool:
+        return all(handle.is_completed() for handle in self._handles)
+
+    def wait(self) -> None:
+        for handle in self._handles:
+            handle.wait()
+
+
+def together(handles: List[Pending]) -> Pending:
+    """A handle of several operations, whose result is a list of theirs."""
+    return Pending(_Several(handles), lambda: [handle.wait() for handle in handles])
 
 
 def poll(handle: Pending) -> bool:

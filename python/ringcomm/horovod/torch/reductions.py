@@ -169,3 +169,28 @@ def grouped_allreduce_(
     how = _Reduction(average, op, prescale_factor, postscale_factor)
     reduced: List[Tensor] = how.start(tensors, in_place=True).wait()
     return reduced
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Tensor],
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    op: Optional[ReduceOp] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Pending:
+    """As `grouped_allreduce`, without gradients; returns a handle."""
+    how = _Reduction(average, op, prescale_factor, postscale_factor)
+    return how.start(tensors, in_place=False)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Tensor],
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    op: Optional[ReduceOp] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Pending:
+    """As `grouped_allreduce_`; returns a handle."""
+    return _Reduction(average, op, prescale_factor, postscale_factor).start(tensors, in_place=True)
