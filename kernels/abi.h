@@ -13,7 +13,8 @@
 #include <stdint.h>
 
 /* Threads in a block at most: with the whole register file to itself such a block has 128 registers
-   a thread, which the widest loop needs. Any smaller number works. */
+   a thread, which the widest loop needs. Any smaller number works; a plan has three warps at
+   least. */
 #define RINGCOMM_THREADS 512
 /* Blocks in x that may meet (`ringcomm_barrier`); more than any device has multiprocessors twice.
  */

@@ -36,14 +36,10 @@ bool meet_threads(bool yes) {
 
 /* Come to a barrier of so many threads, and perhaps wait for the others. */
 void meet_at(Barrier &barrier, uint32_t count, bool waits) {
-    const uint32_t round = barrier.round.load(std::memory_order_acquire);
-    if (barrier.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
-        barrier.arrived.store(0, std::memory_order_relaxed);
-        /* Release: pairs with the Acquire load below. */
-        barrier.round.store(round + 1, std::memory_order_release);
-        return;
-    }
-    while (waits && barrier.round.load(std::memory_order_acquire) == round) sched_yield();
+    /* Release: pairs with the Acquire load below, of who waits alone. */
+    const uint64_t before = barrier.arrived.fetch_add(1, std::memory_order_release);
+    const uint64_t all = (before / count + 1) * count;
+    while (waits && barrier.arrived.load(std::memory_order_acquire) < all) sched_yield();
 }
 
 using Entry = void (*)(const void *);

@@ -27,8 +27,7 @@ namespace host {
 
 /* A barrier that some of its threads wait at, and others only come to. */
 struct Barrier {
-    std::atomic<uint32_t> arrived{0};
-    std::atomic<uint32_t> round{0};
+    std::atomic<uint64_t> arrived{0};
 };
 
 /* What the threads of a block have in common. */
@@ -82,6 +81,7 @@ DEVICE bool sync_block_and(bool yes) {
 DEVICE void sync_block() { sync_block_and(true); }
 
 template <uint32_t ID> DEVICE void sync_threads(uint32_t count) {
+    static_assert(ID < sizeof(host::Block::barriers) / sizeof(host::Barrier));
     host::thread.fenced = false;
     host::meet_at(host::thread.block->barriers[ID], count, true);
 }

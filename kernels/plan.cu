@@ -214,7 +214,10 @@ DEVICE void advance(Positions &positions, const Place &place) {
 template <class K> DEVICE void open_all(const ringcomm_plan_args &args, Run &run) {
     load_positions(run, run.opened);
     uint32_t number = 0;
-    const bool came = visit_places(*run.program, [&](const Place &place) {
+    /* Of a rank that gave up in an earlier launch the positions are those from before it, and the
+       peers' flags are not: it would post again what it has posted. */
+    const bool is_stopped = load_flag(run.call->watch.stop) != 0;
+    const bool came = !is_stopped && visit_places(*run.program, [&](const Place &place) {
         if (!await_peers(run, place)) return false;
         number = open_step<K>(args, run, place, number);
         advance(run.opened, place);
@@ -231,7 +234,7 @@ template <class K> DEVICE void move_all(Run &run) {
         const Task &task = run.tasks[number % 2];
         sync_at<FILLED>(number, thread_count() - WARP);
         const bool is_last = task.what != MOVES;
-        if (!is_last) {
+        if (!is_last && task.count > 0) {
             reduce_range<K>(task.op, task.job, 0, task.count, thread_index() - others,
                             thread_count() - others);
         }

@@ -142,7 +142,12 @@ bool ring_rank(uint32_t rank, std::vector<ringcomm_connection> &sends,
         launch("ringcomm_plan_w4", CHANNELS, args);
         good = good && is_total(output, round, count);
     }
-    return good;
+    /* A rank that has given up posts nothing more. */
+    const uint64_t *posted = at<const uint64_t>(sends[(rank + 1) % RANKS].posted);
+    const uint64_t before = __atomic_load_n(posted, __ATOMIC_RELAXED);
+    store_flag(guard.stop.address(), RINGCOMM_LATE);
+    launch("ringcomm_plan_w4", CHANNELS, args);
+    return good && __atomic_load_n(posted, __ATOMIC_RELAXED) == before;
 }
 
 void ring() {
