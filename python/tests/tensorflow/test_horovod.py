@@ -77,6 +77,20 @@ def moves():
     assert [float(np.sum(one)) for one in variables] == [2, 2]
 
 
+def unlike():
+    mine = tf.ones([2, 3 + (hvd.rank() == 1)])
+
+    def body():
+        return hvd.allgather(mine)
+
+    for call in (body, tf.function(body)):
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError)) as told:
+            call()
+        for rank in range(RANKS):
+            assert f"rank {rank}: float32 of shape (2, {3 + (rank == 1)})" in str(told.value)
+    tf.debugging.assert_equal(hvd.allreduce(1.0, op=hvd.Sum), float(RANKS))
+
+
 def tapes():
     rank = hvd.rank()
     weight, table = tf.Variable([1.0, 2.0]), tf.Variable(tf.zeros([4, 2]))
@@ -155,7 +169,7 @@ def refusals():
 
 
 @pytest.mark.parametrize(
-    "body", [reductions, moves, tapes, gradients, refusals], ids=lambda body: body.__name__
+    "body", [reductions, moves, unlike, tapes, gradients, refusals], ids=lambda body: body.__name__
 )
 def test_calls(body):
     run(RANKS, joined, body)

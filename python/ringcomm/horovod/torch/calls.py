@@ -8,14 +8,14 @@ operations are not needed and not looked at. Gradients are what Horovod makes of
 
 from __future__ import annotations
 
-import zlib
-from typing import Any, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
 
 from ..._native import ReduceOp
-from ..job import job, rank, size
+from ..job import rank, size
 from ..operations import Average, Sum, linear
+from ..rows import kind, refuse_unlike
 from .group import Options, group
 from .pending import Pending, together
 from .reductions import Dtype, Tensor, allreduce, scale
@@ -26,33 +26,15 @@ def allgather_async(tensor: Tensor, name: Optional[str] = None) -> Pending:
     return _gathering(tensor)[1]
 
 
-def _kind(tensor: Tensor) -> int:
-    """A number of the tensor's type and of its dimensions but the first."""
-    return zlib.crc32(f"{tensor.dtype} {tensor.dim()} {tuple(tensor.shape[1:])}".encode())
-
-
-def _refuse_unlike(what: str, tensor: Tensor, kinds: Iterable[int]) -> None:
-    """Where ranks have tensors whose rows are no part of one, say on every rank who has what."""
-    if len(set(kinds)) == 1 and tensor.dim() > 0:
-        return
-    each = job().comm.all_gather_object((str(tensor.dtype), tuple(tensor.shape)))
-    said = "; ".join(
-        f"rank {one}: {dtype} of shape {shape}" for one, (dtype, shape) in enumerate(each)
-    )
-    raise ValueError(
-        f"{what}: tensors have one type on all ranks, one dimension at least, and the same ones "
-        f"but for the first; {said}"
-    )
-
-
 def _gathering(tensor: Tensor) -> Tuple[List[int], Pending]:
     """How many rows come from each rank, and all of them on their way."""
     source = tensor.detach().contiguous()
     known = torch.empty((size(), 2), dtype=torch.int64, device="cpu")
-    mine = torch.tensor([source.shape[0] if source.dim() else 0, _kind(source)], device="cpu")
+    first = source.shape[0] if source.dim() else 0
+    mine = torch.tensor([first, kind(source.dtype, source.shape)], device="cpu")
     counted = group().all_gather_single(known, mine, Options())
     rows, kinds = Pending(counted, lambda: known.t().tolist()).wait()
-    _refuse_unlike("allgather", source, kinds)
+    refuse_unlike("allgather", source.dtype, source.shape, kinds)
     output = source.new_empty((sum(rows), *source.shape[1:]))
     work = group().allgather([list(torch.split(output, rows))], [source], Options())
     return rows, Pending(work, lambda: output)
@@ -129,11 +111,11 @@ def grouped_allgather(tensors: Sequence[Tensor], name: Optional[str] = None) -> 
 def _exchanging(tensor: Tensor, sent: Tensor) -> Tuple[Pending, Tensor]:
     """So many rows of the tensor on their way to each rank, and how many come."""
     source = tensor.detach().contiguous()
-    told = torch.stack([sent, torch.full_like(sent, _kind(source))], 1)
+    told = torch.stack([sent, torch.full_like(sent, kind(source.dtype, source.shape))], 1)
     heard = torch.empty_like(told)
     exchange = group().all_to_all_single(heard, told, None, None, Options())
     rows, kinds = Pending(exchange, lambda: heard.t().tolist()).wait()
-    _refuse_unlike("alltoall", source, kinds)
+    refuse_unlike("alltoall", source.dtype, source.shape, kinds)
     output = source.new_empty((sum(rows), *source.shape[1:]))
     work = group().all_to_all_single(output, source, rows, sent.tolist(), Options())
     return Pending(work, lambda: output), heard[:, 0].contiguous()
