@@ -17,8 +17,7 @@ from tools import (Missing, cmake, cupy_venv, libclang, nccl_venv, need, nvcc, o
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "target"
 LOGS = TARGET / "test-logs"
-HOST = "x86_64-unknown-linux-gnu" if os.uname().machine == "x86_64" else (
-    os.uname().machine + "-unknown-linux-gnu")
+HOST = f"{os.uname().machine}-unknown-linux-gnu"
 
 
 class Command:
@@ -212,8 +211,7 @@ def aarch64():
         tools = cross.tools(TARGET / "aarch64-tools")
     except cross.Missing as reason:
         raise Missing(str(reason)) from reason
-    env = {**tools, "RUSTFLAGS": "-Dwarnings", "CARGO_PROFILE_DEV_DEBUG": "0",
-           "CARGO_INCREMENTAL": "0"}
+    env = {**tools, "RUSTFLAGS": "-Dwarnings", "CARGO_PROFILE_DEV_DEBUG": "0", "CARGO_INCREMENTAL": "0"}
 
     def emulated(verb, *words, log=None):
         # The emulator logs each block that it translates, which it does when it first runs it.
@@ -260,22 +258,19 @@ def abi():
 
 def nccl():
     """NCCL's interface on host memory: its own tests, and C programs compiled against NVIDIA's header."""
-    library = str(TARGET / "release/libringcomm_nccl.so")
     return [
         cargo("build", "--release", "-p", "ringcomm-nccl"),
         cargo("test", "--no-fail-fast", "-p", "ringcomm-nccl", env={"RINGCOMM_TIMEOUT_MS": "60000"}),
         nccl_examples("plain", "release"),
-        Command(sys.executable, "scripts/nccl_clients.py", "--check", library),
+        Command(sys.executable, "scripts/nccl_clients.py", "--check", str(TARGET / "release/libringcomm_nccl.so")),
     ]
 
 
 def examples():
-    """The README's first command; the C tutorial; the C and C++ examples and the tests of the C++ wrapper, also under
-    ThreadSanitizer; the suite `asan` runs those with a library of its own."""
+    """The README's first command, the C tutorial, C and C++ examples and the C++ wrapper's tests, also under TSan."""
     return [cargo("build", "--release"), Command("scripts/first-command"),
             where_there("tutorial", ["gcc"], Command("scripts/run-tutorial")),
-            where_there("examples", ["gcc", "g++"],
-                        Command("scripts/run-examples", "plain", "tsan"))]
+            where_there("examples", ["gcc", "g++"], Command("scripts/run-examples", "plain", "tsan"))]
 
 
 def install():
@@ -396,13 +391,11 @@ def torch_tests():
     return str(torch_venv() / "bin/python"), env
 
 
-# The programs of its documents, each a launch of its own.
 TORCH_DOCS = "python/tests/torch/test_docs.py"
 
 
 def torch():
-    """The backend of torch.distributed: its own tests, but for the programs of its documents, which run in the suite
-    `distributed`."""
+    """The tests of the backend of torch.distributed; the programs of its documents run in the suite `distributed`."""
     interpreter, env = torch_tests()
     return [cargo("build", "--release"), cargo("build", "--release", "-p", "ringcomm-nccl"),
             Command(interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests/torch",
@@ -440,33 +433,40 @@ def training():
     ]
 
 
+FOUND = {"LD_LIBRARY_PATH": str(TARGET / "release/nccl")}
+
+
+def of_client(place, name, **more):
+    """The tests of an unmodified client of NCCL, by an environment's Python, with the library in NCCL's place."""
+    # Several ranks share a core: what NumPy does with threads would be in their way.
+    env = {"RINGCOMM_NCCL_LIBRARY": str(TARGET / "release/libringcomm_nccl.so"),
+           "NCCL_CLIENTS": str(TARGET / "nccl-clients"), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"python/tests/nccl/test_{name}.py"]
+    return Command(str(place / "bin/python"), *words, env={**env, **more})
+
+
 def nccl_clients():
-    """Unmodified clients of NCCL, with the library in its place: vLLM's and SGLang's wrappers, nccl4py, programs that
-    are linked with NVIDIA's library, CuPy and PyTorch."""
+    """vLLM's and SGLang's wrappers, nccl4py, programs that are linked with NVIDIA's library, CuPy and PyTorch."""
     need("gcc", "readelf")
-    library, tools = TARGET / "release/libringcomm_nccl.so", nccl_venv()
+    tools = nccl_venv()
     for package in ("vllm", "sglang"):
         wheel_files(package, rf"{package}/(.*/pynccl_wrapper|utils/nccl)\.py")
-    found = {"LD_LIBRARY_PATH": str(TARGET / "release/nccl")}
-    # Several ranks share a core: what NumPy does with threads would be in their way.
-    env = {"RINGCOMM_NCCL_LIBRARY": str(library), "NCCL_CLIENTS": str(TARGET / "nccl-clients"),
-           "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-
-    def tests(place, name, **more):
-        words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"python/tests/nccl/test_{name}.py"]
-        return Command(str(place / "bin/python"), *words, env={**env, **more})
-
-    def torch_tests_in(place): return tests(tools, "torch", TORCH_PYTHON=str(place / "bin/python"))
     return [
         cargo("build", "--release", "-p", "ringcomm-nccl"),
-        tests(tools, "wrappers", **found),
+        of_client(tools, "wrappers", **FOUND),
         # Where NVIDIA's library is installed, too, as here, only this comes before it.
-        tests(tools, "nccl4py", LD_PRELOAD=str(library)),
-        tests(tools, "linked"),
-        *(where_made(f"cupy-{major}", lambda: tests(cupy_venv(major), "cupy", **found)) for major in (13, 14)),
-        torch_tests_in(torch_venv()),
-        where_made("torch-2.5", lambda: torch_tests_in(old_torch_venv())),
+        of_client(tools, "nccl4py", LD_PRELOAD=str(TARGET / "release/libringcomm_nccl.so")),
+        of_client(tools, "linked"),
+        where_made("cupy-14", lambda: of_client(cupy_venv(14), "cupy", **FOUND)),
+        of_client(tools, "torch", TORCH_PYTHON=str(torch_venv() / "bin/python")),
     ]
+
+
+def nccl_older():
+    """The same with older releases."""
+    older = {"cupy-13": lambda: of_client(cupy_venv(13), "cupy", **FOUND), "torch-2.5": lambda: of_client(
+        nccl_venv(), "torch", TORCH_PYTHON=str(old_torch_venv() / "bin/python"))}
+    return [cargo("build", "--release", "-p", "ringcomm-nccl"), *(where_made(*part) for part in older.items())]
 
 
 def kernels():
@@ -493,8 +493,8 @@ def fuzz():
 
 
 # What `scripts/test` runs.
-USUAL = [unit, integration, kernels, loom, abi, nccl, examples, install, python, torch]
+USUAL = [unit, integration, kernels, loom, abi, nccl, examples, install, python, torch, nccl_clients]
 # What `scripts/test all` runs too.
 LONG_ONES = [style, tsan, asan, aarch64, fuzz, pythons, distributed, training, peers, namespaces, cuda,
-             nccl_clients]
+             nccl_older]
 SUITES = [*USUAL, *LONG_ONES]
