@@ -27,6 +27,7 @@ fn body() {
         Ok("settings") => settings(),
         Ok("blocking") => blocking(),
         Ok("address") => address(),
+        Ok("alone") => alone(),
         _ => {}
     }
 }
@@ -58,6 +59,32 @@ fn settings() {
     let buffers = config.buff_size.map_or("none".to_string(), |bytes| bytes.to_string());
     println!("algorithm {:?} buffers {buffers} sockets {}", config.algorithm, config.nsocks);
     println!("interfaces {:?} host {:?}", config.interfaces, config.host_id);
+}
+
+/// A rank that waits at an address for one that never comes, and gives up.
+fn alone() {
+    let rank: i32 = std::env::var("NCCL_TEST_RANK").unwrap().parse().unwrap();
+    let (mut comm, mut asks) = (null_mut(), config(0));
+    // SAFETY: the places are locals.
+    unsafe {
+        let begun = pncclCommInitRankConfig(&mut comm, 2, new_id(), rank, &mut asks);
+        assert_eq!(begun, ncclInProgress);
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let begun = std::time::Instant::now();
+        ok(pncclCommAbort(comm));
+        assert!(begun.elapsed().as_secs() < 10);
+        // And others meet there, not the one that is gone.
+        std::thread::scope(|scope| {
+            for rank in 0..2 {
+                scope.spawn(move || {
+                    let mut comm = null_mut();
+                    ok(pncclCommInitRank(&mut comm, 2, new_id(), rank));
+                    ok(pncclCommDestroy(comm));
+                });
+            }
+        });
+        assert!(begun.elapsed().as_secs() < 10);
+    }
 }
 
 fn blocking() {
@@ -211,10 +238,22 @@ fn a_variable_says_whether_communicators_block() {
 }
 
 #[test]
-fn ranks_meet_at_the_address_that_all_have() {
+fn who_waits_at_an_address_gives_up_at_once() {
+    for rank in ["0", "1"] {
+        let mut command = process("alone", &[("NCCL_COMM_ID", &free_place())]);
+        command.env("NCCL_TEST_RANK", rank).env("RINGCOMM_TIMEOUT_MS", "20000");
+        text(&command.output().unwrap());
+    }
+}
+
+fn free_place() -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let place = listener.local_addr().unwrap().to_string();
-    drop(listener);
+    listener.local_addr().unwrap().to_string()
+}
+
+#[test]
+fn ranks_meet_at_the_address_that_all_have() {
+    let place = free_place();
     for secret in [None, Some("sixteen letters and more")] {
         let begin = |rank: &str| {
             let mut command = process("address", &[("NCCL_COMM_ID", &place)]);

@@ -19,12 +19,23 @@ impl Communicator {
     /// Join the ranks of what was found; returns when all have come.
     #[doc(hidden)]
     pub fn init_found(found: &LaunchFacts, config: &Config) -> Result<Communicator> {
+        Communicator::init_found_unless(found, config, &|| false)
+    }
+
+    /// As [`Communicator::init_found`], until `cancelled` says that nobody waits for it any more.
+    #[doc(hidden)]
+    pub fn init_found_unless(
+        found: &LaunchFacts,
+        config: &Config,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Communicator> {
         if config.debug > 0 {
             say(&format!("ringcomm: {}", found.found));
         }
         let started = Instant::now();
         let deadline = started + config.init_timeout();
-        let (communicator, ticket) = meet(found, config, deadline).map_err(|unmet| {
+        let until = StopConditions { deadline, cancelled: Some(cancelled), failed: None };
+        let (communicator, ticket) = meet(found, config, until).map_err(|unmet| {
             let is_over = Instant::now() >= deadline;
             let waited_ms = started.elapsed().as_millis() as u64;
             let not_met = |why, waited_ms| {
@@ -133,11 +144,12 @@ const PORT_COMES_FREE: Duration = Duration::from_secs(30);
 const TRY_AGAIN: Duration = Duration::from_millis(50);
 
 /// Listen for the other ranks.
-fn open_root(id: &UniqueId, config: &Config, deadline: Instant) -> Result<AuthListener> {
-    let until = deadline.min(Instant::now() + PORT_COMES_FREE);
+fn open_root(id: &UniqueId, config: &Config, until: StopConditions) -> Result<AuthListener> {
+    let end = until.deadline.min(Instant::now() + PORT_COMES_FREE);
+    let goes_on = || Instant::now() < end && !until.cancelled.is_some_and(|cancelled| cancelled());
     loop {
         match AuthListener::open_root(id, &NetworkConfig::from(config)) {
-            Err(Error::System { errno: libc::EADDRINUSE, .. }) if Instant::now() < until => {
+            Err(Error::System { errno: libc::EADDRINUSE, .. }) if goes_on() => {
                 std::thread::sleep(TRY_AGAIN);
             }
             Err(Error::System { what, errno: libc::EADDRINUSE }) => {
@@ -156,23 +168,16 @@ fn open_root(id: &UniqueId, config: &Config, deadline: Instant) -> Result<AuthLi
 fn meet(
     found: &LaunchFacts,
     config: &Config,
-    deadline: Instant,
+    until: StopConditions,
 ) -> Result<(Communicator, JoinTicket), BootstrapError> {
-    let ticket = join(found, &LauncherNetwork(config), deadline)?;
+    let ticket = join(found, &LauncherNetwork(config), until.deadline)?;
     let JoinTicket { nranks, rank, ref id, hosts_root, .. } = ticket;
     let through_file = matches!(found.place, RendezvousPlace::File(_));
     let communicator = if hosts_root && !through_file {
-        let listener = open_root(id, config, deadline)?;
-        Communicator::init_through(
-            listener,
-            nranks,
-            id,
-            rank,
-            config,
-            StopConditions::deadline(deadline),
-        )?
+        let listener = open_root(id, config, until)?;
+        Communicator::init_through(listener, nranks, id, rank, config, until)?
     } else {
-        Communicator::init_unless(nranks, id, rank, config, StopConditions::deadline(deadline))?
+        Communicator::init_unless(nranks, id, rank, config, until)?
     };
     Ok((communicator, ticket))
 }

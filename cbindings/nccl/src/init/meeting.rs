@@ -98,10 +98,10 @@ impl Meeting {
         config: &Config,
         own: &Comm,
     ) -> Result<Communicator> {
+        // Acquire: pairs with the Release of whoever gives it up.
+        let is_given_up = || own.aborted.load(Acquire);
         match self {
             Meeting::Id(id) => {
-                // Acquire: pairs with the Release of whoever gives it up.
-                let is_given_up = || own.aborted.load(Acquire);
                 let joined =
                     Communicator::init_rank_unless(nranks, &id, rank, config, &is_given_up);
                 if is_given_up() {
@@ -112,7 +112,7 @@ impl Meeting {
             Meeting::Address { host, port } => {
                 let place = RendezvousPlace::Address { host, port };
                 let found = format!("NCCL_COMM_ID: rank {rank} of {nranks} meets at {place}");
-                Communicator::init_found(
+                Communicator::init_found_unless(
                     &LaunchFacts {
                         rank,
                         nranks,
@@ -125,6 +125,7 @@ impl Meeting {
                         found,
                     },
                     config,
+                    &is_given_up,
                 )
             }
         }
