@@ -35,11 +35,11 @@ bool meet_threads(bool yes) {
 }
 
 /* Come to a barrier of so many threads, and perhaps wait for the others. */
-void meet_at(Barrier &barrier, uint32_t count, bool waits) {
+void meet_at(std::atomic<uint64_t> &arrived, uint32_t count, bool waits) {
     /* Release: pairs with the Acquire load below, of who waits alone. */
-    const uint64_t before = barrier.arrived.fetch_add(1, std::memory_order_release);
+    const uint64_t before = arrived.fetch_add(1, std::memory_order_release);
     const uint64_t all = (before / count + 1) * count;
-    while (waits && barrier.arrived.load(std::memory_order_acquire) < all) sched_yield();
+    while (waits && arrived.load(std::memory_order_acquire) < all) sched_yield();
 }
 
 using Entry = void (*)(const void *);
@@ -72,17 +72,15 @@ bool meets(const void *untyped, uint32_t rows) {
     ENTRY(w1)                                                                                      \
     ENTRY(w2) ENTRY(w4) ENTRY(w8) ENTRY(e4m3) ENTRY(e5m2) ENTRY(f16) ENTRY(bf16) ENTRY(f32)        \
         ENTRY(f64)
-#define ENTRY_OF(NAME, ARGS, WAITS) {#NAME, {enter<ARGS, NAME>, sizeof(ARGS), WAITS, 1}},
-#define REDUCE_ENTRY(KIND) ENTRY_OF(ringcomm_reduce_##KIND, ringcomm_reduce_args, meets)
-#define PLAN_ENTRY(KIND)                                                                           \
-    {"ringcomm_plan_" #KIND,                                                                       \
-     {enter<ringcomm_plan_args, ringcomm_plan_##KIND>, sizeof(ringcomm_plan_args), always, 3}},
-#define ONESHOT_ENTRY(KIND) ENTRY_OF(ringcomm_oneshot_##KIND, ringcomm_oneshot_args, always)
+#define ENTRY_OF(NAME, ARGS, WAITS, LEAST) {#NAME, {enter<ARGS, NAME>, sizeof(ARGS), WAITS, LEAST}},
+#define REDUCE_ENTRY(KIND) ENTRY_OF(ringcomm_reduce_##KIND, ringcomm_reduce_args, meets, 1)
+#define PLAN_ENTRY(KIND) ENTRY_OF(ringcomm_plan_##KIND, ringcomm_plan_args, always, 3)
+#define ONESHOT_ENTRY(KIND) ENTRY_OF(ringcomm_oneshot_##KIND, ringcomm_oneshot_args, always, 1)
 
 const std::unordered_map<std::string, Kernel> KERNELS = {
     ALL_KINDS(REDUCE_ENTRY) ALL_KINDS(PLAN_ENTRY) ALL_KINDS(ONESHOT_ENTRY)
-        ENTRY_OF(ringcomm_delay, ringcomm_delay_args, always)
-            ENTRY_OF(ringcomm_costs, ringcomm_costs_args, always)};
+        ENTRY_OF(ringcomm_delay, ringcomm_delay_args, always, 1)
+            ENTRY_OF(ringcomm_costs, ringcomm_costs_args, always, 1)};
 
 std::atomic<uint32_t> block_threads{1};
 

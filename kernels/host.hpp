@@ -3,8 +3,8 @@
  *
  * The memory order is that of the device, as far as C++ can say it: flags are relaxed, but where a
  * poll has ended well; a fence turns the flags that this thread polled into acquires and the stores
- * that it makes next into releases. So ThreadSanitizer sees an ordering where the device has one and nowhere else: a fence
- * that is missing is a race that it reports.
+ * that it makes next into releases. So ThreadSanitizer sees an ordering where the device has one and
+ * nowhere else: a fence that is missing is a race that it reports.
  */
 #pragma once
 
@@ -25,19 +25,14 @@
 
 namespace host {
 
-/* A barrier that some of its threads wait at, and others only come to. */
-struct Barrier {
-    std::atomic<uint64_t> arrived{0};
-};
-
 /* What the threads of a block have in common. */
 struct Block {
     uint32_t threads = 1, index = 0, count = 1, row = 0;
     std::atomic<uint32_t> arrived{0};
     std::atomic<uint32_t> refused{0};
     std::atomic<uint32_t> round{0};
-    /* By number; 0 is sync_block's, which has its own. */
-    Barrier barriers[7];
+    /* Threads that have come to each barrier so far; 0 is sync_block's, which has its own. */
+    std::atomic<uint64_t> barriers[7] = {};
     bool answer = true;
     alignas(16) unsigned char shared[8192];
 };
@@ -62,7 +57,7 @@ template <class T> T &shared_object() {
 }
 
 bool meet_threads(bool yes);
-void meet_at(Barrier &barrier, uint32_t count, bool waits);
+void meet_at(std::atomic<uint64_t> &arrived, uint32_t count, bool waits);
 
 } // namespace host
 
@@ -81,7 +76,7 @@ DEVICE bool sync_block_and(bool yes) {
 DEVICE void sync_block() { sync_block_and(true); }
 
 template <uint32_t ID> DEVICE void sync_threads(uint32_t count) {
-    static_assert(ID < sizeof(host::Block::barriers) / sizeof(host::Barrier));
+    static_assert(ID < std::extent_v<decltype(host::Block::barriers)>);
     host::thread.fenced = false;
     host::meet_at(host::thread.block->barriers[ID], count, true);
 }

@@ -60,7 +60,7 @@ struct Run {
 };
 
 /* A step at one of its slices. */
-struct Place {
+struct StepSlice {
     const ringcomm_step &step;
     const ringcomm_end *ends;
     uint32_t index;
@@ -74,7 +74,7 @@ struct Place {
 };
 
 /* All steps at all their slices, in order, until `visit` says no. */
-template <class Visit> DEVICE bool visit_places(const ringcomm_program &program, Visit visit) {
+template <class Visit> DEVICE bool visit_slices(const ringcomm_program &program, Visit visit) {
     for (uint32_t tick = 0; tick < program.ticks; tick++) {
         for (uint32_t index = 0; index < program.nsteps; index++) {
             const ringcomm_step &step = at<const ringcomm_step>(program.steps)[index];
@@ -82,7 +82,7 @@ template <class Visit> DEVICE bool visit_places(const ringcomm_program &program,
             const uint32_t slice = tick - step.stage;
             if (slice >= step.slices) continue;
             const ringcomm_end *ends = at<const ringcomm_end>(program.ends) + step.first_end;
-            if (!visit(Place{step, ends, index, slice})) return false;
+            if (!visit(StepSlice{step, ends, index, slice})) return false;
         }
     }
     return true;
@@ -94,21 +94,21 @@ DEVICE uint64_t bytes_of_slice(const ringcomm_span &span, uint64_t sliced, uint6
 }
 
 /* Where an end is for a slice of a span, `packed` bytes into its message. */
-DEVICE uint64_t address_of(const Run &run, const Place &place, uint32_t index,
+DEVICE uint64_t address_of(const Run &run, const StepSlice &turn, uint32_t index,
                            const ringcomm_span &span, uint64_t packed) {
     const ringcomm_plan_call &call = *run.call;
     const ringcomm_program &program = *run.program;
-    const ringcomm_end &end = place.ends[index];
-    const uint64_t sliced = place.slice * program.slice_bytes;
+    const ringcomm_end &end = turn.ends[index];
+    const uint64_t sliced = turn.slice * program.slice_bytes;
     switch (end.place) {
     case RINGCOMM_INPUT: return call.input + span.input + sliced;
     case RINGCOMM_OUTPUT: return call.output + span.output + sliced;
     case RINGCOMM_SCRATCH:
         return call.scratch + program.scratch +
-               place.slice % program.lives * program.scratch_share + span.scratch;
+               turn.slice % program.lives * program.scratch_share + span.scratch;
     default:
         return packed +
-               (place.is_source(index) ? slot(run.receives[end.peer], run.opened.received[end.peer],
+               (turn.is_source(index) ? slot(run.receives[end.peer], run.opened.received[end.peer],
                                               call.depth, call.slot_bytes)
                                        : slot(run.sends[end.peer], run.opened.sent[end.peer],
                                               call.depth, call.slot_bytes));
@@ -116,14 +116,14 @@ DEVICE uint64_t address_of(const Run &run, const Place &place, uint32_t index,
 }
 
 /* Wait for the messages and slots of a step; whether all came. */
-DEVICE bool await_peers(const Run &run, const Place &place) {
+DEVICE bool await_peers(const Run &run, const StepSlice &turn) {
     bool came = true;
-    for (uint32_t e = lane_index(); e < place.nends(); e += WARP) {
-        if (!place.is_peer(e)) continue;
-        const uint32_t peer = place.ends[e].peer;
-        const Waiting waiting = {0, peer, block_index(), place.index};
+    for (uint32_t e = lane_index(); e < turn.nends(); e += WARP) {
+        if (!turn.is_peer(e)) continue;
+        const uint32_t peer = turn.ends[e].peer;
+        const Waiting waiting = {0, peer, block_index(), turn.index};
         const ringcomm_watch &watch = run.call->watch;
-        came = came && (place.is_source(e)
+        came = came && (turn.is_source(e)
                             ? wait(watch, run.receives[peer], run.opened.received[peer], waiting)
                             : reserve(watch, run.sends[peer], run.opened.sent[peer],
                                       run.call->depth, waiting));
@@ -177,21 +177,21 @@ DEVICE void tell_filled(Task &task, uint32_t what, uint32_t number) {
 
 /* The tasks of a step, from this number on; the number of the next. */
 template <class K> DEVICE uint32_t open_step(const ringcomm_plan_args &args, Run &run,
-                                             const Place &place, uint32_t number) {
+                                             const StepSlice &turn, uint32_t number) {
     const uint64_t slice_bytes = run.program->slice_bytes;
     const ringcomm_span *spans = at<const ringcomm_span>(run.program->spans);
     uint64_t packed = 0;
-    for (uint32_t s = 0; s < place.ntasks(); s++, number++) {
+    for (uint32_t s = 0; s < turn.ntasks(); s++, number++) {
         Task &task = task_to_fill(run, number);
         uint64_t bytes = 0;
-        if (s < place.step.nspans) {
-            const ringcomm_span &span = spans[place.step.first_span + s];
-            bytes = bytes_of_slice(span, place.slice * slice_bytes, slice_bytes);
-            for (uint32_t e = lane_index(); e < place.nends(); e += WARP)
-                task.ends[e] = address_of(run, place, e, span, packed);
+        if (s < turn.step.nspans) {
+            const ringcomm_span &span = spans[turn.step.first_span + s];
+            bytes = bytes_of_slice(span, turn.slice * slice_bytes, slice_bytes);
+            for (uint32_t e = lane_index(); e < turn.nends(); e += WARP)
+                task.ends[e] = address_of(run, turn, e, span, packed);
         }
         if (lane_index() == 0) {
-            describe(run, task, resolve(args.data_type, args.op, args.parts), place.step);
+            describe(run, task, resolve(args.data_type, args.op, args.parts), turn.step);
             task.count = uint32_t(bytes / K::SIZE);
         }
         packed += bytes;
@@ -201,12 +201,12 @@ template <class K> DEVICE uint32_t open_step(const ringcomm_plan_args &args, Run
 }
 
 /* One step further at all peers that are ends of a step. */
-DEVICE void advance(Positions &positions, const Place &place) {
-    for (uint32_t e = lane_index(); e < place.nends(); e += WARP) {
-        if (!place.is_peer(e)) continue;
+DEVICE void advance(Positions &positions, const StepSlice &turn) {
+    for (uint32_t e = lane_index(); e < turn.nends(); e += WARP) {
+        if (!turn.is_peer(e)) continue;
         uint64_t(&of)[RINGCOMM_PLAN_PEERS] =
-            place.is_source(e) ? positions.received : positions.sent;
-        of[place.ends[e].peer]++;
+            turn.is_source(e) ? positions.received : positions.sent;
+        of[turn.ends[e].peer]++;
     }
     sync_warp();
 }
@@ -217,10 +217,10 @@ template <class K> DEVICE void open_all(const ringcomm_plan_args &args, Run &run
     /* Of a rank that gave up in an earlier launch the positions are those from before it, and the
        peers' flags are not: it would post again what it has posted. */
     const bool is_stopped = load_flag(run.call->watch.stop) != 0;
-    const bool came = !is_stopped && visit_places(*run.program, [&](const Place &place) {
-        if (!await_peers(run, place)) return false;
-        number = open_step<K>(args, run, place, number);
-        advance(run.opened, place);
+    const bool came = !is_stopped && visit_slices(*run.program, [&](const StepSlice &turn) {
+        if (!await_peers(run, turn)) return false;
+        number = open_step<K>(args, run, turn, number);
+        advance(run.opened, turn);
         return true;
     });
     tell_filled(task_to_fill(run, number), came ? ENDS : FAILS, number);
@@ -252,12 +252,12 @@ DEVICE uint32_t await_moved(const Run &run, uint32_t number) {
 }
 
 /* Post and free what a step wrote and read. */
-DEVICE void close_step(const Run &run, const Place &place) {
+DEVICE void close_step(const Run &run, const StepSlice &turn) {
     fence_system();
-    for (uint32_t e = lane_index(); e < place.nends(); e += WARP) {
-        if (!place.is_peer(e)) continue;
-        const uint32_t peer = place.ends[e].peer;
-        if (place.is_source(e)) {
+    for (uint32_t e = lane_index(); e < turn.nends(); e += WARP) {
+        if (!turn.is_peer(e)) continue;
+        const uint32_t peer = turn.ends[e].peer;
+        if (turn.is_source(e)) {
             free_slot(run.receives[peer], run.closed.received[peer]);
         } else {
             post(run.sends[peer], run.closed.sent[peer]);
@@ -268,12 +268,12 @@ DEVICE void close_step(const Run &run, const Place &place) {
 DEVICE void close_all(Run &run) {
     load_positions(run, run.closed);
     uint32_t number = 0;
-    const bool moved = visit_places(*run.program, [&](const Place &place) {
-        for (uint32_t s = 0; s < place.ntasks(); s++, number++) {
+    const bool moved = visit_slices(*run.program, [&](const StepSlice &turn) {
+        for (uint32_t s = 0; s < turn.ntasks(); s++, number++) {
             if (await_moved(run, number) != MOVES) return false;
         }
-        close_step(run, place);
-        advance(run.closed, place);
+        close_step(run, turn);
+        advance(run.closed, turn);
         return true;
     });
     /* Of the last task, which is not a step's. */

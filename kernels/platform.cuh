@@ -83,7 +83,7 @@ DEVICE uint64_t load_flag(uint64_t address) {
     return value;
 }
 /* After a poll that succeeded: the payload is read or written behind the flag. A fence would do, and
-   take a microsecond. */
+   take half a microsecond. */
 DEVICE void acquire_flag(uint64_t address) {
     [[maybe_unused]] uint64_t value;
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
