@@ -2,7 +2,7 @@
 //! nobody's buffers are used once they are the caller's again.
 
 use super::fake;
-use super::here::{Waiting, has_one_device, has_reach, hold, is_on_fake, release};
+use super::here::{HeldStream, has_one_device, has_reach, hold, is_on_fake, release};
 use super::ndevices;
 use super::processes::{apart, check_sum, join};
 use super::streams::{Floats, sum};
@@ -101,7 +101,7 @@ fn streams_are_not_let_go_from_the_launch_of_a_rank_that_lives() {
         let (comm, bench) = join(place);
         check_sum(&comm, &bench, 1000);
         let floats = Floats::new(&bench, &[1.0; 1000]);
-        let waiting = (place.rank == 0).then(|| Waiting::new(&bench));
+        let stream = (place.rank == 0).then(|| HeldStream::new(&bench));
         // SAFETY: the memory lives until the stream is synchronized, or as long as the process.
         unsafe { comm.call(&sum(&floats, &bench)) }.unwrap();
         if place.rank == 2 {
@@ -111,11 +111,11 @@ fn streams_are_not_let_go_from_the_launch_of_a_rank_that_lives() {
         // SAFETY: as above.
         unsafe { comm.call(&sum(&floats, &bench)) }.unwrap_err();
         let failed = monotonic_us();
-        if let Some(waiting) = waiting {
+        if let Some(stream) = stream {
             // Longer than any thread takes to look at a rank that has failed.
             std::thread::sleep(Duration::from_secs(3));
             let held = monotonic_us();
-            waiting.go_on(&bench);
+            stream.go_on(&bench);
             return held.to_string();
         }
         bench.stream.synchronize().unwrap();

@@ -84,12 +84,11 @@ pub fn hold(bench: &Bench, time: Duration) {
     unsafe { kernels.delay(time.as_nanos() as u64, bench.stream.raw()) }.unwrap();
 }
 
-/// A stream that waits for a word of the host's: no kernel runs meanwhile, so that other processes
-/// have the device to themselves, and one that dies on it ends at once.
-pub struct Waiting(Pinned);
+/// A stream that waits for a word of the host's: on every driver until the test lets it go on.
+pub struct HeldStream(Pinned);
 
-impl Waiting {
-    pub fn new(bench: &Bench) -> Waiting {
+impl HeldStream {
+    pub fn new(bench: &Bench) -> HeldStream {
         let word = Pinned::new(&bench.device, size_of::<u32>()).unwrap();
         let _current = bench.device.enter().unwrap();
         // SAFETY: the word is zero, and lives until `go_on`, which is after the stream has passed.
@@ -98,7 +97,7 @@ impl Waiting {
             let address = word.pointer().expose_provenance() as u64;
             wait_value(&bench.device, bench.stream.raw(), address, 1).unwrap();
         }
-        Waiting(word)
+        HeldStream(word)
     }
 
     /// Let the stream go on, and wait until it is through.
