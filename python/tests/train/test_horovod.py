@@ -139,6 +139,9 @@ def later():
         begun = getattr(hvd, f"{grouped.__name__}_async")([rows, 2 * rows])
         for got in (grouped([rows, 2 * rows]), hvd.synchronize(begun)):
             assert all(map(torch.equal, got, want))
+    scaled = hvd.grouped_allreduce_async([rows], op=hvd.Sum, postscale_factor=2.0)
+    assert hvd.synchronize(scaled)[0][0].tolist() == [60, 66]
+    assert rows[0].tolist() == [10 * hvd.rank(), 10 * hvd.rank() + 1]
     there = hvd.synchronize(hvd.grouped_allreduce_async_([rows], op=hvd.Sum))
     assert there[0] is rows and rows[0].tolist() == [30, 33]
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from ..._native import ReduceOp
 from ..job import job, rank, size
 from ..operations import Average, asked_for, linear
-from ..rows import kind, refuse_unlike
+from ..rows import refuse_unlike, row_signature
 
 Arrays = List[Any]
 
@@ -162,10 +162,10 @@ def allgather(tensor: Any, name: Optional[str] = None) -> Any:
 def _gathered(arrays: Arrays) -> Arrays:
     comm, source = job().comm, np.ascontiguousarray(arrays[0])
     known = np.empty((comm.nranks, 2), np.int64)
-    mine = np.array([len(source), kind(source.dtype, source.shape)], np.int64)
+    mine = np.array([len(source), row_signature(source.dtype, source.shape)], np.int64)
     comm.all_gather(mine, known)
-    rows, kinds = known.T
-    refuse_unlike("allgather", source.dtype, source.shape, kinds.tolist())
+    rows, signatures = known.T
+    refuse_unlike("allgather", source.dtype, source.shape, signatures.tolist())
     width = int(np.prod(source.shape[1:], dtype=np.int64))
     output = np.empty((int(rows.sum()), *source.shape[1:]), source.dtype)
     comm.all_gather_v(source, output, [int(each) * width for each in rows])

@@ -15,7 +15,7 @@ import torch
 from ..._native import ReduceOp
 from ..job import rank, size
 from ..operations import Average, Sum, linear
-from ..rows import kind, refuse_unlike
+from ..rows import refuse_unlike, row_signature
 from .group import Options, group
 from .pending import Pending, together
 from .reductions import Dtype, Tensor, allreduce, scale
@@ -31,10 +31,10 @@ def _gathering(tensor: Tensor) -> Tuple[List[int], Pending]:
     source = tensor.detach().contiguous()
     known = torch.empty((size(), 2), dtype=torch.int64, device="cpu")
     first = source.shape[0] if source.dim() else 0
-    mine = torch.tensor([first, kind(source.dtype, source.shape)], device="cpu")
+    mine = torch.tensor([first, row_signature(source.dtype, source.shape)], device="cpu")
     counted = group().all_gather_single(known, mine, Options())
-    rows, kinds = Pending(counted, lambda: known.t().tolist()).wait()
-    refuse_unlike("allgather", source.dtype, source.shape, kinds)
+    rows, signatures = Pending(counted, lambda: known.t().tolist()).wait()
+    refuse_unlike("allgather", source.dtype, source.shape, signatures)
     output = source.new_empty((sum(rows), *source.shape[1:]))
     work = group().allgather([list(torch.split(output, rows))], [source], Options())
     return rows, Pending(work, lambda: output)
@@ -111,11 +111,11 @@ def grouped_allgather(tensors: Sequence[Tensor], name: Optional[str] = None) -> 
 def _exchanging(tensor: Tensor, sent: Tensor) -> Tuple[Pending, Tensor]:
     """So many rows of the tensor on their way to each rank, and how many come."""
     source = tensor.detach().contiguous()
-    told = torch.stack([sent, torch.full_like(sent, kind(source.dtype, source.shape))], 1)
+    told = torch.stack([sent, torch.full_like(sent, row_signature(source.dtype, source.shape))], 1)
     heard = torch.empty_like(told)
     exchange = group().all_to_all_single(heard, told, None, None, Options())
-    rows, kinds = Pending(exchange, lambda: heard.t().tolist()).wait()
-    refuse_unlike("alltoall", source.dtype, source.shape, kinds)
+    rows, signatures = Pending(exchange, lambda: heard.t().tolist()).wait()
+    refuse_unlike("alltoall", source.dtype, source.shape, signatures)
     output = source.new_empty((sum(rows), *source.shape[1:]))
     work = group().all_to_all_single(output, source, rows, sent.tolist(), Options())
     return Pending(work, lambda: output), heard[:, 0].contiguous()

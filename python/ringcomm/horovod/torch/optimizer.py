@@ -8,18 +8,7 @@ earlier waits for those before it. So ranks may differ in which parameters they 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Optional,
-    Set,
-    Tuple,
-)
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -50,8 +39,9 @@ class Exchange:
         passes: int,
         divisor: int,
         compression: Optional[torch.dtype],
+        sparse_as_dense: bool,
     ) -> None:
-        self.passes = passes
+        self.passes, self._sparse_as_dense = passes, sparse_as_dense
         self._parameters, self._divisor, self._compression = parameters, divisor, compression
         self._buckets: List[Bucket] = []
         self._bucket_of: Dict[int, int] = {}
@@ -70,6 +60,8 @@ class Exchange:
             self._bucket_of.update((id(one), number) for one in bucket.parameters)
         self._buckets += made
         for parameter in new:
+            if self._sparse_as_dense:
+                when_arrived(parameter, _dense)
             when_arrived(parameter, self._arrived)
 
     def _begin(self) -> None:
@@ -212,19 +204,15 @@ def DistributedOptimizer(
     made: Any = object.__new__(type(kind.__name__, (Distributed, kind), {}))
     # A scheduler that was made before has its own step there.
     made.__dict__.update({name: one for name, one in vars(optimizer).items() if name != "step"})
-    densified: Set[int] = set()
 
     def parameters() -> Parameters:
         """Those of the optimizer that need gradients now."""
-        found = [one for group in made.param_groups for one in group["params"] if one.requires_grad]
-        for one in found if sparse_as_dense else []:
-            if id(one) not in densified:
-                densified.add(id(one))
-                when_arrived(one, _dense)
-        return found
+        return [one for group in made.param_groups for one in group["params"] if one.requires_grad]
 
     divisor = size() if op == Average else 1
-    made._exchange = Exchange(parameters, backward_passes_per_step, divisor, compression)
+    made._exchange = Exchange(
+        parameters, backward_passes_per_step, divisor, compression, sparse_as_dense
+    )
     made._averages_in_step = True
     return made
 

@@ -166,8 +166,8 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
 ) -> List[Tensor]:
     """`allreduce_` of several tensors, as one operation."""
-    how = _Reduction(average, op, prescale_factor, postscale_factor)
-    reduced: List[Tensor] = how.start(tensors, in_place=True).wait()
+    how = (average, name, op, prescale_factor, postscale_factor)
+    reduced: List[Tensor] = grouped_allreduce_async_(tensors, *how).wait()
     return reduced
 
 
@@ -180,8 +180,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
 ) -> Pending:
     """As `grouped_allreduce`, without gradients; returns a handle."""
-    how = _Reduction(average, op, prescale_factor, postscale_factor)
-    return how.start(tensors, in_place=False)
+    return _Reduction(average, op, prescale_factor, postscale_factor).start(tensors, in_place=False)
 
 
 def grouped_allreduce_async_(
