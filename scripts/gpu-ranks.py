@@ -24,7 +24,8 @@ from gpu_driver import AVG, PREMULSUM, SUM, TYPES, Block, Device, Host, NoDevice
 SIZE = 4
 FINISH, COPY, NONE = 1, 2, 0xFFFFFFFF
 INPUT, OUTPUT, PEER = 0, 1, 3
-BARRIER_BLOCKS, FLAG_BYTES, LINE_BYTES, LINE_PAYLOAD, SECOND_NS = 320, 128, 16, 8, 10**9
+BARRIER_BLOCKS, FLAG_BYTES, LINE_BYTES, LINE_PAYLOAD = 320, 128, 16, 8
+SECOND_NS = 10**9
 # Why a kernel ended early, and what it waited for (kernels/abi.h).
 ABORTED, LATE = 1, 2
 FOR_MESSAGE, FOR_BARRIER, FOR_LINES = 1, 3, 4
@@ -478,8 +479,8 @@ def main():
         for nranks in RANKS:
             ranks = Ranks(device, layout, nranks, size)
             # A device that is none computes at the pace of the processor.
-            usual = 2 if device.multiprocessors <= 8 else 100 if size <= 1 << 20 else 5
-            times = int(numbers[1]) if len(numbers) > 1 else usual
+            times = 2 if device.multiprocessors <= 8 else 100 if size <= 1 << 20 else 5
+            times = int(numbers[1]) if len(numbers) > 1 else times
             for name, make, traffic in algorithms(ranks):
                 wrong, eager_us, graph_us = measure(ranks, make, times)
                 failed += wrong is not None

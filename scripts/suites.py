@@ -433,10 +433,10 @@ def training():
     ]
 
 
-FOUND = {"LD_LIBRARY_PATH": str(TARGET / "release/nccl")}
+ON_LIBRARY_PATH = {"LD_LIBRARY_PATH": str(TARGET / "release/nccl")}
 
 
-def of_client(place, name, **more):
+def client_tests(place, name, **more):
     """The tests of an unmodified client of NCCL, by an environment's Python, with the library in NCCL's place."""
     # Several ranks share a core: what NumPy does with threads would be in their way.
     env = {"RINGCOMM_NCCL_LIBRARY": str(TARGET / "release/libringcomm_nccl.so"),
@@ -453,18 +453,18 @@ def nccl_clients():
         wheel_files(package, rf"{package}/(.*/pynccl_wrapper|utils/nccl)\.py")
     return [
         cargo("build", "--release", "-p", "ringcomm-nccl"),
-        of_client(tools, "wrappers", **FOUND),
+        client_tests(tools, "wrappers", **ON_LIBRARY_PATH),
         # Where NVIDIA's library is installed, too, as here, only this comes before it.
-        of_client(tools, "nccl4py", LD_PRELOAD=str(TARGET / "release/libringcomm_nccl.so")),
-        of_client(tools, "linked"),
-        where_made("cupy-14", lambda: of_client(cupy_venv(14), "cupy", **FOUND)),
-        of_client(tools, "torch", TORCH_PYTHON=str(torch_venv() / "bin/python")),
+        client_tests(tools, "nccl4py", LD_PRELOAD=str(TARGET / "release/libringcomm_nccl.so")),
+        client_tests(tools, "linked"),
+        where_made("cupy-14", lambda: client_tests(cupy_venv(14), "cupy", **ON_LIBRARY_PATH)),
+        client_tests(tools, "torch", TORCH_PYTHON=str(torch_venv() / "bin/python")),
     ]
 
 
 def nccl_older():
     """The same with older releases."""
-    older = {"cupy-13": lambda: of_client(cupy_venv(13), "cupy", **FOUND), "torch-2.5": lambda: of_client(
+    older = {"cupy-13": lambda: client_tests(cupy_venv(13), "cupy", **ON_LIBRARY_PATH), "torch-2.5": lambda: client_tests(
         nccl_venv(), "torch", TORCH_PYTHON=str(old_torch_venv() / "bin/python"))}
     return [cargo("build", "--release", "-p", "ringcomm-nccl"), *(where_made(*part) for part in older.items())]
 
