@@ -17,8 +17,8 @@ def row_signature(dtype: object, shape: Iterable[int]) -> int:
 def refuse_unlike(
     what: str, dtype: object, shape: Iterable[int], signatures: Iterable[int]
 ) -> None:
-    """Where ranks' tensors do not fit together, by every rank's signature, say on all of them who has
-    what; and where this one's has no dimension, as all of them have then."""
+    """Where ranks' tensors do not fit together, by every rank's signature, say on all of them who
+    has what; and where this one's has no dimension, as all of them have then."""
     mine: Tuple[str, Tuple[int, ...]] = (str(dtype), tuple(shape))
     if len(set(signatures)) == 1 and mine[1]:
         return
