@@ -33,9 +33,7 @@ impl IpcRank {
     ) -> Result<bool> {
         let mut opened = Ok(Ok(Vec::new()));
         if self.leaders.contains(&self.rank) {
-            let is_idle = || self.device.is_idle(call.order.stream);
-            let closed = self.imports.close_stale(&self.pages, is_idle);
-            opened = closed.and_then(|()| self.places(call, offers, talk));
+            opened = self.places(call, offers, talk);
         }
         let word = match &opened {
             Ok(Ok(_)) => OPEN,
@@ -109,6 +107,7 @@ impl IpcRank {
     ) -> Result<Result<Vec<RankBuffers>>> {
         let device = self.device.clone();
         let _current = device.enter()?;
+        self.imports.close_stale(&self.pages, || device.is_idle(call.order.stream))?;
         offers.iter().enumerate().map(|(rank, card)| self.place(rank, card, call, talk)).collect()
     }
 
