@@ -28,8 +28,9 @@ bool meet_threads(bool yes) {
         block.arrived.store(0, std::memory_order_relaxed);
         /* Release: pairs with the Acquire loads below and at the next barrier's beginning. */
         block.round.store(round + 1, std::memory_order_release);
+        block.round.notify_all();
     } else {
-        while (block.round.load(std::memory_order_acquire) == round) sched_yield();
+        block.round.wait(round, std::memory_order_acquire);
     }
     return block.answer;
 }
@@ -39,7 +40,12 @@ void meet_at(std::atomic<uint64_t> &arrived, uint32_t count, bool waits) {
     /* Release: pairs with the Acquire load below, of who waits alone. */
     const uint64_t before = arrived.fetch_add(1, std::memory_order_release);
     const uint64_t all = (before / count + 1) * count;
-    while (waits && arrived.load(std::memory_order_acquire) < all) sched_yield();
+    if (before + 1 == all) arrived.notify_all();
+    while (waits) {
+        const uint64_t now = arrived.load(std::memory_order_acquire);
+        if (now >= all) return;
+        arrived.wait(now, std::memory_order_acquire);
+    }
 }
 
 using Entry = void (*)(const void *);
