@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -32,14 +32,25 @@ class Bucket:
     """The gradients of some parameters, on their way through one all-reduce.
 
     They are divided by `divisor`: before they are rounded to `compression`, so that the sum
-    overflows no sooner than the average, and else after they are added.
+    overflows no sooner than the average, and else after they are added. Who gives `predivisor` has
+    them divided by that before, and by the rest after.
+
+    With `marked` what travels ends with a mark for each parameter that has a gradient on some rank.
     """
 
     def __init__(
-        self, parameters: Parameters, divisor: int, compression: Optional[torch.dtype]
+        self,
+        parameters: Parameters,
+        divisor: float,
+        compression: Optional[torch.dtype],
+        predivisor: Optional[float] = None,
+        marked: bool = False,
     ) -> None:
         self.parameters = parameters
-        self._divisor, self._compression = divisor, compression
+        if predivisor is None:
+            predivisor = 1 if compression is None else divisor
+        self._before, self._after = predivisor, divisor / predivisor
+        self._compression, self._marked = compression, marked
         self._flat = torch.empty(0, device="cpu")
         self._handle: Any = None
 
@@ -48,16 +59,19 @@ class Bucket:
         self._flat = self._packed()
         self._handle = ranks.all_reduce(self._flat, async_op=True)
 
-    def finish(self, held: Optional[List[int]] = None) -> torch.Tensor:
+    def finish(self, held: Optional[Sequence[float]] = None) -> torch.Tensor:
         """Wait, and give every parameter its result; all of it, as it came.
 
-        A parameter that has no gradient gets one, unless `held` says for it that no rank has any.
+        A parameter that has no gradient gets one, unless `held`, or the marks that travelled, say
+        for it that no rank has any.
         """
         self._handle.wait()
         flat, self._flat, self._handle = self._flat, torch.empty(0, device="cpu"), None
-        if self._compression is None and self._divisor != 1:
-            flat.div_(self._divisor)
-        for index, (parameter, part) in enumerate(self._parts(flat)):
+        if self._after != 1:
+            flat.div_(self._after)
+        if self._marked and any(parameter.grad is None for parameter in self.parameters):
+            held = flat[-len(self.parameters) :].tolist()
+        for index, (parameter, part) in enumerate(self.parts(flat)):
             if parameter.is_complex():
                 part = torch.view_as_complex(part.to(parameter.dtype.to_real()))
             if parameter.grad is not None:
@@ -71,17 +85,23 @@ class Bucket:
         count = sum(parameter.numel() for parameter in self.parameters)
         dtype = first.dtype.to_real() if first.is_complex() else first.dtype
         count *= 2 if first.is_complex() else 1
-        flat = first.new_empty(count, dtype=self._compression or dtype, requires_grad=False)
-        for parameter, part in self._parts(flat):
+        marks = [parameter.grad is not None for parameter in self.parameters] * self._marked
+        wire = self._compression or dtype
+        flat = first.new_empty(count + len(marks), dtype=wire, requires_grad=False)
+        for parameter, part in self.parts(flat):
             if parameter.grad is None:
                 part.zero_()
-            elif self._compression is None or self._divisor == 1:
-                part.copy_(as_real(as_seen(parameter.grad)))
-            else:
-                part.copy_(as_real(as_seen(parameter.grad)) / self._divisor)
+                continue
+            gradient = as_real(as_seen(parameter.grad))
+            if self._before != 1:
+                # A wider type first, and a narrower one last, so that nothing is rounded twice.
+                gradient = gradient.to(torch.promote_types(dtype, wire)) / self._before
+            part.copy_(gradient)
+        if marks:
+            flat[count:].copy_(torch.tensor(marks, device="cpu"), non_blocking=True)
         return flat
 
-    def _parts(self, flat: torch.Tensor) -> Iterator[Tuple[torch.nn.Parameter, torch.Tensor]]:
+    def parts(self, flat: torch.Tensor) -> Iterator[Tuple[torch.nn.Parameter, torch.Tensor]]:
         """Each parameter with its place in the packed tensor: complex numbers are pairs there."""
         offset = 0
         for parameter in self.parameters:

@@ -10,7 +10,7 @@ which is what one process finds on the whole batch, without the cancellation of 
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -45,8 +45,8 @@ class SyncBatchNorm(_BatchNorm):
         if input.dim() < 2:
             raise ValueError(f"expected an input of at least 2 dimensions, got {input.dim()}")
 
-    def _ranks(self) -> Ranks:
-        """Those whose batches are one."""
+    def _ranks(self) -> Optional[Ranks]:
+        """Those whose batches are one; None is this rank alone."""
         return ranks_of(self.group)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -81,6 +81,11 @@ def convert_sync_batchnorm(module: torch.nn.Module, group: Group = None) -> torc
     As with torch's own, before the module is handed to DistributedDataParallel. A lazy BatchNorm,
     which learns its size from its first batch, is refused until it has had one.
     """
+    return convert(module, group, SyncBatchNorm)
+
+
+def convert(module: torch.nn.Module, group: Group, make: Callable[..., Any]) -> torch.nn.Module:
+    """As `convert_sync_batchnorm`, with what `make` makes of SyncBatchNorm's arguments."""
     # Before anything is changed.
     for name, part in module.named_modules():
         if isinstance(part, _BatchNorm) and isinstance(part, LazyModuleMixin):
@@ -89,20 +94,20 @@ def convert_sync_batchnorm(module: torch.nn.Module, group: Group = None) -> torc
                 f"convert_sync_batchnorm: {where} is a {type(part).__name__} and does not know how "
                 "many features it has; run one batch through the model first, then convert it"
             )
-    return _with_ours(module, group)
+    return _with_ours(module, group, make)
 
 
-def _with_ours(module: torch.nn.Module, group: Group) -> torch.nn.Module:
+def _with_ours(module: torch.nn.Module, group: Group, make: Callable[..., Any]) -> torch.nn.Module:
     if isinstance(module, _BatchNorm):
-        return _converted(module, group)
+        return _converted(module, group, make)
     for name, child in module.named_children():
-        setattr(module, name, _with_ours(child, group))
+        setattr(module, name, _with_ours(child, group, make))
     return module
 
 
-def _converted(old: _BatchNorm, group: Group) -> SyncBatchNorm:
+def _converted(old: _BatchNorm, group: Group, make: Callable[..., Any]) -> SyncBatchNorm:
     group = group or getattr(old, "process_group", None)
-    new = SyncBatchNorm(
+    new: SyncBatchNorm = make(
         old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats, group
     )
     new.weight, new.bias = old.weight, old.bias
