@@ -3,7 +3,12 @@
     import ringcomm.horovod.torch as hvd         # was: import horovod.torch as hvd
 
 What such a program calls is under Horovod's names in `ringcomm.horovod.torch`,
-`ringcomm.horovod.tensorflow` and `ringcomm.horovod.tensorflow.keras`, and means the same.
-Calls are made in the same order on every rank: ringcomm does not wait for a name to come up
-everywhere, and says so where ranks disagree.
+`ringcomm.horovod.tensorflow` and `ringcomm.horovod.tensorflow.keras`, and means the same: tensors
+are known by name, and ranks submit them in any order. `ringrun --compat` gives a program that
+nobody edits these modules under Horovod's own names.
 """
+
+from .run import run
+
+#: The version of Horovod whose interface this is.
+__version__ = "0.28.1"

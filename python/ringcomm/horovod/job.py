@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
+import atexit
 import os
 import platform
-from typing import Any, Callable, Dict, List, Optional, Tuple, cast
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple, cast
 
 from .. import launch
 from ..buffers import CPU
 from ..communicator import Communicator
 from ..config import Config
 from ..errors import RingUsageError
+from .coordinator import Coordinator
+from .settings import from_environment
+from .timeline import Timeline
+
+if TYPE_CHECKING:
+    from .process_sets import ProcessSet
 
 # What the modules of all frameworks have.
 __all__ = [
     "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled",
     "init", "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built",
     "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "rocm_built", "shutdown", "size",
+    "start_timeline", "stop_timeline",
 ]  # fmt: skip
 
 _PAGE = (
@@ -39,8 +45,15 @@ class Job:
         same = [host for host, local in zip(hosts, order) if local == self.local_rank]
         self.cross_rank, self.cross_size = same.index(hosts[comm.rank]), len(same)
         self.homogeneous = len({hosts.count(host) for host in hosts}) == 1
-        #: What a framework has for as long as the job lasts, to be shut down with it.
-        self.of_framework: Dict[str, Any] = {}
+        self.process = os.getpid()
+        self.settings, self.timeline = from_environment(), Timeline()
+        if self.settings.timeline is not None and comm.rank == 0:
+            self.timeline.start(self.settings.timeline, self.settings.mark_cycles)
+        #: Registered sets by their numbers, and how many there have been.
+        self.process_sets: Dict[int, "ProcessSet"] = {}
+        self.sets_made = 0
+        everyone = range(comm.nranks)
+        self.coordinator = Coordinator(comm, everyone, self.settings, self.timeline)
 
 
 def _place() -> Tuple[str, Optional[int]]:
@@ -84,15 +97,21 @@ _ON_HOST = Config(device=CPU)
 def init(comm: Any = None, process_sets: Any = None) -> None:
     """Join the job that the launcher says; without a launcher it is a job of one rank.
 
-    A second time it does nothing.
+    A second time it does nothing. `process_sets` are sets to register, the same on every rank, or
+    "dynamic", as they are in any case: sets can always be added later.
     """
     global _job
-    if process_sets:
-        raise ValueError(f"init() takes no process sets here; {_PAGE}")
-    if comm is not None:
+    if comm is not None and comm != []:
         raise ValueError("init() takes no ranks here: the launcher says who belongs to the job")
-    if _job is None:
-        _job = Job(_launched())
+    if _job is not None:
+        return
+    _job = Job(_launched())
+    if process_sets is None or process_sets == "dynamic":
+        return
+    from .process_sets import add_process_set
+
+    for one in process_sets:
+        add_process_set(one)
 
 
 def _launched() -> Communicator:
@@ -104,14 +123,35 @@ def _launched() -> Communicator:
     return launch.init(config=_ON_HOST)
 
 
+@atexit.register
 def shutdown() -> None:
-    """Leave the job; `init` may be called again."""
+    """Leave the job; what other ranks still submit then fails there. `init` may be called again."""
     global _job
     ended, _job = _job, None
-    if ended is not None:
-        for one in ended.of_framework.values():
-            one.shutdown()
-        ended.comm.destroy()
+    if ended is None or ended.process != os.getpid():
+        return
+    sets = [*ended.process_sets.values()]
+    coordinators = [one._coordinator for one in sets if one._coordinator is not None]
+    for one in sets:
+        one.process_set_id = one._coordinator = None
+    coordinators.append(ended.coordinator)
+    for coordinator in coordinators:
+        coordinator.begin_close()
+    for coordinator in coordinators:
+        coordinator.finish_close()
+    ended.timeline.stop()
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Write a timeline from now on; rank 0 does."""
+    here = job()
+    if here.comm.rank == 0:
+        here.timeline.start(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Complete the timeline's file."""
+    job().timeline.stop()
 
 
 def is_initialized() -> bool:
@@ -166,27 +206,14 @@ def _built() -> bool:
     return False
 
 
-mpi_threads_supported = mpi_enabled = mpi_built = gloo_enabled = gloo_built = _built
+def gloo_built() -> bool:
+    """True: as with Horovod on gloo, ranks need no MPI."""
+    return True
+
+
+gloo_enabled = gloo_built
+mpi_threads_supported = mpi_enabled = mpi_built = _built
 nccl_built = ddl_built = ccl_built = cuda_built = rocm_built = _built
-
-
-def without_process_sets(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which says of Horovod's `process_set` what to do instead."""
-
-    @functools.wraps(function)
-    def called(*arguments: Any, **named: Any) -> Any:
-        if "process_set" in named:
-            raise ValueError(f"{function.__name__}() takes no process_set here; {_PAGE}")
-        return function(*arguments, **named)
-
-    return called
-
-
-def refuse_process_sets(module: Dict[str, Any], names: List[str]) -> None:
-    """Give the functions of these names in a module an answer to `process_set`."""
-    for name in names:
-        if inspect.isfunction(module[name]):
-            module[name] = without_process_sets(module[name])
 
 
 def missing(module: str, name: str) -> AttributeError:

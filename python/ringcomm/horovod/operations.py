@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional, Union
 
 from .._native import ReduceOp
 
@@ -10,7 +10,26 @@ Average, Sum, Product = ReduceOp.AVG, ReduceOp.SUM, ReduceOp.PROD
 Min, Max = ReduceOp.MIN, ReduceOp.MAX
 
 
-def asked_for(average: Optional[bool], op: Optional[ReduceOp]) -> ReduceOp:
+class _Adasum:
+    """The adaptive sum: see `adasum`."""
+
+    def __repr__(self) -> str:
+        return "Adasum"
+
+
+Adasum = _Adasum()
+
+Op = Union[ReduceOp, _Adasum]
+
+_NAMES = {Average: "Average", Sum: "Sum", Product: "Product", Min: "Min", Max: "Max"}
+
+
+def name_of(op: Any) -> str:
+    """Horovod's name of a reduction."""
+    return _NAMES.get(op) or repr(op)
+
+
+def asked_for(average: Optional[bool], op: Optional[Op]) -> Op:
     """What a call asks for that may say `average`, `op` or nothing."""
     if average is not None and op is not None:
         raise ValueError("average and op say the same thing; give op alone")
@@ -19,8 +38,9 @@ def asked_for(average: Optional[bool], op: Optional[ReduceOp]) -> ReduceOp:
     return Sum if average is False else Average
 
 
-def linear(op: ReduceOp, what: str) -> ReduceOp:
+def linear(op: Any, what: str) -> ReduceOp:
     """The operation, which must be one of the two through which gradients can be told."""
     if op not in (Average, Sum):
-        raise ValueError(f"{what} are averaged or summed; {op!r} is neither")
-    return op
+        raise ValueError(f"{what} are averaged or summed; {name_of(op)} is neither")
+    found: ReduceOp = op
+    return found

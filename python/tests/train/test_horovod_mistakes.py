@@ -38,22 +38,32 @@ UNLIKE = {
     "as many": lambda rank: torch.ones(2, *[(6, 2), (4, 3), (12, 1)][rank]),
     "dimensions": lambda rank: torch.ones(2, 6) if rank else torch.ones(2, 2, 3),
     "type": lambda rank: torch.ones(3, dtype=torch.float32 if rank else torch.int32),
-    "none": lambda rank: torch.tensor(1.0),
 }
 
 
 def unlike(name, exchanges):
     of_rank = UNLIKE[name]
-    with pytest.raises(ValueError) as told:
+    with pytest.raises(hvd.HorovodInternalError, match="'all.*.rows' is not the same") as told:
         if exchanges:
-            hvd.alltoall(of_rank(hvd.rank()), [1, 1, 0])
+            hvd.alltoall(of_rank(hvd.rank()), [1, 1, 0], name="rows")
         else:
-            hvd.allgather(of_rank(hvd.rank()))
+            hvd.allgather(of_rank(hvd.rank()), name="rows")
     for rank in range(RANKS):
         mine = of_rank(rank)
-        assert f"rank {rank}: {mine.dtype} of shape {tuple(mine.shape)}" in str(told.value)
+        shape = "x".join(map(str, ["*", *mine.shape[1:]]))
+        side = f"of {str(mine.dtype)[6:]} {shape}"
+        assert any(
+            str(rank) in said.split(":")[0] and said.endswith(side)
+            for said in str(told.value).split(": ", 1)[1].split("; ")
+        ), told.value
     # And the job goes on.
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == RANKS
+
+
+def scalars():
+    for call in (hvd.allgather, hvd.alltoall, hvd.reducescatter):
+        with pytest.raises(ValueError, match="one dimension at least"):
+            call(torch.tensor(1.0))
 
 
 def by_name():
@@ -146,6 +156,6 @@ def test_rows_to_exchange_that_do_not_fit_are_told_on_all_ranks(name):
     everyone(partial(unlike, name, True))
 
 
-@pytest.mark.parametrize("body", [asked, by_name, other_tensors], ids=lambda body: body.__name__)
+@pytest.mark.parametrize("body", [asked, by_name, other_tensors, scalars], ids=lambda body: body.__name__)
 def test_on_every_rank(body):
     everyone(body)

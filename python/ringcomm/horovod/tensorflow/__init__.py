@@ -13,27 +13,39 @@ from __future__ import annotations
 from typing import Any
 
 from .. import job as _job
+from ..exceptions import HorovodInternalError
 from ..job import *  # noqa: F403
+from ..objects import allgather_object, broadcast_object
 from ..operations import Average, Max, Min, Product, Sum
+from ..process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
 from .calls import (
-    Compression,
     allgather,
-    allgather_object,
     allreduce,
+    alltoall,
     barrier,
     broadcast,
-    broadcast_object,
-    broadcast_variables,
+    grouped_allgather,
     grouped_allreduce,
+    grouped_reducescatter,
+    join,
+    reducescatter,
 )
+from .compression import Compression
 from .gradients import DistributedGradientTape
+from .variables import broadcast_variables
 
 __all__ = [
-    "Average", "Compression", "DistributedGradientTape", "Max", "Min", "Product", "Sum",
-    "allgather", "allgather_object", "allreduce", "barrier", "broadcast", "broadcast_object",
-    "broadcast_variables", "grouped_allreduce",
+    "Average", "Compression", "DistributedGradientTape", "HorovodInternalError", "Max", "Min",
+    "ProcessSet", "Product", "Sum", "add_process_set", "allgather", "allgather_object",
+    "allreduce", "alltoall", "barrier", "broadcast", "broadcast_object", "broadcast_variables",
+    "global_process_set", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter",
+    "join", "reducescatter", "remove_process_set",
 ]  # fmt: skip
-_job.refuse_process_sets(globals(), __all__)
 __all__ += _job.__all__
 
 

@@ -7,7 +7,8 @@ from typing import Any, Dict, Iterable, Optional
 import tensorflow as tf
 
 from ..job import missing, rank, size
-from .calls import allgather_object, broadcast_variables
+from ..objects import allgather_object
+from .variables import broadcast_variables
 
 
 class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):

@@ -11,9 +11,6 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-import tensorflow as tf
-
-from ..._native import ReduceOp
 from . import callbacks
 from . import (
     Average,
@@ -27,6 +24,7 @@ from . import (
 )
 from .. import job as _job
 from ..job import *  # noqa: F403
+from ..process_sets import ProcessSet, global_process_set
 from .calls import allreduce as _allreduce
 from .gradients import Exchange
 
@@ -59,20 +57,20 @@ class Distributed:
         return super().apply(self._exchange.all(list(grads)), trainable_variables)
 
 
-@_job.without_process_sets
 def DistributedOptimizer(
     optimizer: Any,
     name: Optional[str] = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Optional[tf.DType] = None,
+    compression: Any = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
-    op: ReduceOp = Average,
+    op: Any = Average,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
     groups: Any = None,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """A new optimizer with the settings of this one, which averages gradients over all ranks before
     every step.
@@ -81,8 +79,7 @@ def DistributedOptimizer(
     overflow in what it gets, which has to be the same on every rank.
 
     To accumulate, give the optimizer `gradient_accumulation_steps`; every pass is then exchanged.
-    `gradient_predivide_factor`, `num_groups` and `groups` are without effect: dense gradients
-    travel together.
+    `num_groups` and `groups` are without effect: dense gradients travel together.
     """
     if backward_passes_per_step != 1:
         raise ValueError(
@@ -91,19 +88,21 @@ def DistributedOptimizer(
         )
     kind = type(optimizer)
     made = type(kind.__name__, (Distributed, kind), {}).from_config(optimizer.get_config())
-    made._exchange = Exchange(compression, op, sparse_as_dense)
+    made._exchange = Exchange(
+        compression, op, sparse_as_dense, gradient_predivide_factor, process_set
+    )
     return made
 
 
-@_job.without_process_sets
 def allreduce(
     value: Any,
     name: Optional[str] = None,
     average: Optional[bool] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    op: Optional[ReduceOp] = None,
-    compression: Optional[tf.DType] = None,
+    op: Any = None,
+    compression: Any = Compression.none,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """The average of every rank's value, or what `op` says: `allreduce` of
     `ringcomm.horovod.tensorflow` in the order of Horovod's Keras."""
@@ -114,6 +113,8 @@ def allreduce(
         op=op,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
+        name=name,
+        process_set=process_set,
     )
 
 

@@ -12,10 +12,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...torch import Compression
 from .. import job as _job
+from ..exceptions import HorovodInternalError
 from ..job import *  # noqa: F403
-from ..operations import Average, Max, Min, Product, Sum
+from ..objects import allgather_object, broadcast_object
+from ..operations import Adasum, Average, Max, Min, Product, Sum
+from ..process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
 from .calls import (
     allgather,
     allgather_async,
@@ -28,11 +35,10 @@ from .calls import (
     broadcast_async_,
     grouped_allgather,
     grouped_allgather_async,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
+    join,
+    sparse_allreduce_async,
 )
+from .compression import Compression
 from .optimizer import DistributedOptimizer
 from .pending import poll, synchronize
 from .reductions import (
@@ -45,25 +51,26 @@ from .reductions import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
-from .state import (
-    SyncBatchNorm,
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
+from .scatters import (
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    reducescatter,
+    reducescatter_async,
 )
+from .state import SyncBatchNorm, broadcast_optimizer_state, broadcast_parameters
 
 __all__ = [
-    "Average", "Compression", "DistributedOptimizer", "Max", "Min", "Product", "Sum",
-    "SyncBatchNorm", "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_",
-    "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast",
-    "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
-    "broadcast_optimizer_state", "broadcast_parameters", "grouped_allgather",
-    "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
-    "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter",
-    "grouped_reducescatter_async", "poll", "reducescatter", "reducescatter_async", "synchronize",
+    "Adasum", "Average", "Compression", "DistributedOptimizer", "HorovodInternalError", "Max",
+    "Min", "ProcessSet", "Product", "Sum", "SyncBatchNorm", "add_process_set", "allgather",
+    "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async",
+    "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_",
+    "broadcast_async", "broadcast_async_", "broadcast_object", "broadcast_optimizer_state",
+    "broadcast_parameters", "global_process_set", "grouped_allgather", "grouped_allgather_async",
+    "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async",
+    "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async", "join",
+    "poll", "reducescatter", "reducescatter_async", "remove_process_set", "sparse_allreduce_async",
+    "synchronize",
 ]  # fmt: skip
-_job.refuse_process_sets(globals(), __all__)
 __all__ += _job.__all__
 
 

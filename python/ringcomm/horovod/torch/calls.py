@@ -1,9 +1,9 @@
-"""Horovod's operations on tensors; the all-reduces among them are in `reductions`.
+"""Horovod's operations that move rows, and `join` and `barrier`; `allreduce` is in `reductions`,
+`reducescatter` in `scatters`.
 
 Those without `_` at the end return a new tensor, through which gradients flow; those with it write
-where the tensor lies. The asynchronous ones return a handle for `synchronize` and `poll`. Names of
-operations are not needed and not looked at. Gradients are what Horovod makes of them: behind
-`allreduce` reduced as `op` says, behind `allgather` and `broadcast` averaged.
+where the tensor lies. The asynchronous ones return a handle for `synchronize` and `poll`. Gradients
+are what Horovod makes of them: behind `allgather` and `broadcast` averaged.
 """
 
 from __future__ import annotations
@@ -13,238 +13,319 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 import torch
 
 from ..._native import ReduceOp
-from ..job import rank, size
-from ..operations import Average, Sum, linear
-from ..rows import refuse_unlike, row_signature
-from .group import Options, group
-from .pending import Pending, together
-from .reductions import Dtype, Tensor, allreduce, scale
+from ..job import job
+from ..operations import Average
+from ..process_sets import ProcessSet, global_process_set, place_of
+from ..requests import Request, Signature
+from . import moves
+from .group import Options, group_of
+from .pending import Several
+from .reductions import allreduce, grouped_allreduce
+from .tensors import described, device_of, on_its_stream, zeros_like
+
+Tensor = torch.Tensor
 
 
-def allgather_async(tensor: Tensor, name: Optional[str] = None) -> Pending:
+def _gathering(
+    tensors: Sequence[Tensor], name: Optional[str], process_set: ProcessSet, soon: bool = False
+) -> Tuple[Request, List[List[int]]]:
+    """A request for every rank's rows of these; its list of rows is filled when it is done."""
+    coordinator = process_set.coordinator
+    sources = [tensor.detach().contiguous() for tensor in tensors]
+    for source in sources:
+        if not source.dim():
+            raise ValueError("allgather: a tensor has one dimension at least; this is a scalar")
+    outputs: List[Tensor] = []
+    rows: List[List[int]] = []
+
+    def run() -> Any:
+        counts = moves.counts_of(coordinator, [len(source) for source in sources])
+        works = []
+        for index, source in enumerate(sources):
+            rows.append([each[index] for each in counts])
+            output, work = moves.gather(coordinator, source, rows[index])
+            outputs.append(output)
+            works.append(work)
+        return works[-1] if works else None
+
+    signature = Signature.of(
+        "allgather",
+        tuple(described(source, but_first=True) for source in sources),
+        (),
+        device_of(sources, "allgather"),
+    )
+    running = on_its_stream(sources[0], run) if sources else run
+    named = coordinator.name("allgather", name)
+    request = Request(named, signature, lambda: outputs, running, keep=sources)
+    return coordinator.submit(request, soon), rows
+
+
+def allgather_async(
+    tensor: Tensor, name: Optional[str] = None, process_set: ProcessSet = global_process_set
+) -> Several:
     """As `allgather`, without gradients; returns a handle."""
-    return _gathering(tensor)[1]
+    return Several([_gathering([tensor], name, process_set)[0]], lambda gathered: gathered[0][0])
 
 
-def _gathering(tensor: Tensor) -> Tuple[List[int], Pending]:
-    """How many rows come from each rank, and all of them on their way."""
-    source = tensor.detach().contiguous()
-    known = torch.empty((size(), 2), dtype=torch.int64, device="cpu")
-    first = source.shape[0] if source.dim() else 0
-    mine = torch.tensor([first, row_signature(source.dtype, source.shape)], device="cpu")
-    counted = group().all_gather_single(known, mine, Options())
-    rows, signatures = Pending(counted, lambda: known.t().tolist()).wait()
-    refuse_unlike("allgather", source.dtype, source.shape, signatures)
-    output = source.new_empty((sum(rows), *source.shape[1:]))
-    work = group().allgather([list(torch.split(output, rows))], [source], Options())
-    return rows, Pending(work, lambda: output)
+def grouped_allgather_async(
+    tensors: Sequence[Tensor],
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+) -> Request:
+    """As `grouped_allgather`, without gradients; returns a handle."""
+    return _gathering(tensors, name, process_set)[0]
 
 
 class _AllGather(torch.autograd.Function):
     """Rank r's gradient is the average of everyone's for the part that came from r."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        ctx.rows, pending = _gathering(tensor)
-        gathered: Tensor = pending.wait()
-        return gathered
+    def forward(
+        ctx: Any, name: Optional[str], process_set: ProcessSet, *tensors: Tensor
+    ) -> Tuple[Tensor, ...]:
+        ctx.process_set = process_set
+        request, ctx.rows = _gathering(tensors, name, process_set, soon=True)
+        return tuple(request.wait())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return torch.split(allreduce(grad, op=Average), ctx.rows)[rank()]
+    def backward(ctx: Any, *grads: Tensor) -> Tuple[Any, ...]:
+        means = grouped_allreduce(list(grads), op=Average, process_set=ctx.process_set)
+        place = ctx.process_set.rank()
+        mine = [torch.split(mean, rows)[place] for mean, rows in zip(means, ctx.rows)]
+        return (None, None, *mine)
 
 
-def allgather(tensor: Tensor, name: Optional[str] = None) -> Tensor:
+def allgather(
+    tensor: Tensor, name: Optional[str] = None, process_set: ProcessSet = global_process_set
+) -> Tensor:
     """Every rank's tensor, one after the other along the first dimension, in which they may
     differ."""
-    gathered: Tensor = _AllGather.apply(tensor)
+    gathered: Tensor = _AllGather.apply(name, process_set, tensor)[0]
     return gathered
 
 
-def broadcast_async_(tensor: Tensor, root_rank: int, name: Optional[str] = None) -> Pending:
+def grouped_allgather(
+    tensors: Sequence[Tensor],
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+) -> List[Tensor]:
+    """`allgather` of several tensors, as one operation."""
+    return list(_AllGather.apply(name, process_set, *tensors))
+
+
+def broadcast_async_(
+    tensor: Tensor,
+    root_rank: int,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+    soon: bool = False,
+) -> Request:
     """As `broadcast_`; returns a handle."""
-    return Pending(group().broadcast([tensor.detach()], Options(root=root_rank)), lambda: tensor)
+    coordinator = process_set.coordinator
+    root = place_of(root_rank, process_set)
+    place = tensor.detach()
+    if not place.is_contiguous() or place.is_conj() or place.is_neg():
+        place = place.resolve_conj().resolve_neg().contiguous()
+
+    def result() -> Tensor:
+        if place.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(place)
+        return tensor
+
+    run = on_its_stream(place, lambda: moves.broadcast(coordinator, place, root))
+    how = (("root_rank", root_rank),)
+    signature = Signature.of("broadcast", (described(place),), how, place.device.type)
+    named = coordinator.name("broadcast", name)
+    return coordinator.submit(Request(named, signature, result, run), soon)
 
 
-def broadcast_(tensor: Tensor, root_rank: int, name: Optional[str] = None) -> Tensor:
+def broadcast_(
+    tensor: Tensor,
+    root_rank: int,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor:
     """Overwrite the tensor with the root's."""
-    overwritten: Tensor = broadcast_async_(tensor, root_rank).wait()
-    return overwritten
+    sent: Tensor = broadcast_async_(tensor, root_rank, name, process_set, soon=True).wait()
+    return sent
 
 
-def broadcast_async(tensor: Tensor, root_rank: int, name: Optional[str] = None) -> Pending:
+def broadcast_async(
+    tensor: Tensor,
+    root_rank: int,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+) -> Request:
     """As `broadcast`, without gradients; returns a handle."""
-    return broadcast_async_(tensor.detach().clone(), root_rank)
+    return broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
 
 
 class _Broadcast(torch.autograd.Function):
     """The root's gradient is the average of everyone's; the others' is zero."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, root_rank: int) -> Tensor:
-        ctx.root_rank = root_rank
-        sent: Tensor = broadcast_async(tensor, root_rank).wait()
-        return sent
+    def forward(
+        ctx: Any, tensor: Tensor, root_rank: int, name: Optional[str], process_set: ProcessSet
+    ) -> Tensor:
+        ctx.root_rank, ctx.process_set = root_rank, process_set
+        return broadcast_(tensor.detach().clone(), root_rank, name, process_set)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
-        mean = allreduce(grad, op=Average)
-        return (mean if rank() == ctx.root_rank else torch.zeros_like(mean)), None
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Any, ...]:
+        mean = allreduce(grad, op=Average, process_set=ctx.process_set)
+        here = job().comm.rank == ctx.root_rank
+        return (mean if here else torch.zeros_like(mean)), None, None, None
 
 
-def broadcast(tensor: Tensor, root_rank: int, name: Optional[str] = None) -> Tensor:
+def broadcast(
+    tensor: Tensor,
+    root_rank: int,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor:
     """The root's tensor, as a new one."""
-    sent: Tensor = _Broadcast.apply(tensor, root_rank)
+    sent: Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
     return sent
 
 
-def grouped_allgather_async(tensors: Sequence[Tensor], name: Optional[str] = None) -> Pending:
-    """As `grouped_allgather`, without gradients; returns a handle."""
-    return together([allgather_async(tensor) for tensor in tensors])
-
-
-def grouped_allgather(tensors: Sequence[Tensor], name: Optional[str] = None) -> List[Tensor]:
-    """`allgather` of several tensors."""
-    return [allgather(tensor) for tensor in tensors]
-
-
-def _exchanging(tensor: Tensor, sent: Tensor) -> Tuple[Pending, Tensor]:
-    """So many rows of the tensor on their way to each rank, and how many come."""
+def _exchanging(
+    tensor: Tensor,
+    splits: Optional[Any],
+    name: Optional[str],
+    process_set: ProcessSet,
+    soon: bool = False,
+) -> Request:
+    """A request for rows from every rank; its result is them and how many came from each."""
+    coordinator = process_set.coordinator
+    out = _splits(tensor, splits, coordinator.size)
     source = tensor.detach().contiguous()
-    told = torch.stack([sent, torch.full_like(sent, row_signature(source.dtype, source.shape))], 1)
-    heard = torch.empty_like(told)
-    exchange = group().all_to_all_single(heard, told, None, None, Options())
-    rows, signatures = Pending(exchange, lambda: heard.t().tolist()).wait()
-    refuse_unlike("alltoall", source.dtype, source.shape, signatures)
-    output = source.new_empty((sum(rows), *source.shape[1:]))
-    work = group().all_to_all_single(output, source, rows, sent.tolist(), Options())
-    return Pending(work, lambda: output), heard[:, 0].contiguous()
+    got: List[Any] = []
+
+    def run() -> Any:
+        back = moves.exchanged_counts(coordinator, out)
+        output, work = moves.exchange(coordinator, source[: sum(out)], out, back)
+        got.extend((output, back))
+        return work
+
+    def result() -> Tuple[Tensor, Tensor]:
+        came = torch.tensor(got[1], dtype=torch.int32, device="cpu")
+        return got[0], came.to(splits.device) if isinstance(splits, Tensor) else came
+
+    signature = Signature.of(
+        "alltoall", (described(source, but_first=True),), (), source.device.type
+    )
+    request = Request(
+        coordinator.name("alltoall", name), signature, result, on_its_stream(source, run),
+        keep=source,
+    )  # fmt: skip
+    return coordinator.submit(request, soon)
+
+
+def _splits(tensor: Tensor, splits: Optional[Any], ranks: int) -> List[int]:
+    """How many rows go to each rank."""
+    if not tensor.dim():
+        raise ValueError("alltoall: a tensor has one dimension at least; this is a scalar")
+    rows = len(tensor)
+    if splits is None or (isinstance(splits, Tensor) and not splits.numel()):
+        if rows % ranks:
+            raise ValueError(f"alltoall: {rows} rows do not divide by {ranks} ranks; give splits")
+        return [rows // ranks] * ranks
+    given = splits if isinstance(splits, Tensor) else torch.as_tensor(splits, device="cpu")
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise ValueError(f"alltoall: splits are integers; these are {given.dtype}")
+    out: List[int] = given.tolist()
+    if given.dim() != 1 or len(out) != ranks or min(out) < 0 or sum(out) > rows:
+        raise ValueError(
+            f"alltoall: splits {out} are not {ranks} numbers of rows, together at most {rows}"
+        )
+    return out
 
 
 class _AllToAll(torch.autograd.Function):
     """Each row's gradient goes back to where the row came from."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, sent: Tensor) -> Tuple[Tensor, Tensor]:
-        coming, ctx.came = _exchanging(tensor, sent)
-        ctx.mark_non_differentiable(ctx.came)
-        return coming.wait(), ctx.came
+    def forward(
+        ctx: Any, tensor: Tensor, splits: Any, name: Optional[str], process_set: ProcessSet
+    ) -> Tuple[Tensor, Tensor]:
+        output, came = _exchanging(tensor, splits, name, process_set, soon=True).wait()
+        ctx.process_set, ctx.came, ctx.rows = process_set, came, len(tensor)
+        ctx.mark_non_differentiable(came)
+        return output, came
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> Tuple[Tensor, None]:
-        back: Tensor = _AllToAll.apply(grad, ctx.came)[0]
-        return back, None
+    def backward(ctx: Any, grad: Tensor, _: Any) -> Tuple[Any, ...]:
+        back: Tensor = _AllToAll.apply(grad, ctx.came, None, ctx.process_set)[0]
+        if len(back) < ctx.rows:
+            # Rows that splits leave out go nowhere.
+            back = torch.cat([back, back.new_zeros((ctx.rows - len(back), *back.shape[1:]))])
+        return back, None, None, None
 
 
 def alltoall(
-    tensor: Tensor, splits: Optional[Any] = None, name: Optional[str] = None
+    tensor: Tensor,
+    splits: Optional[Any] = None,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
 ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     """Rows of the tensor to every rank, equally many or as `splits` says; what came from each.
 
     With `splits` also how many rows came from each rank.
     """
-    both: Tuple[Tensor, Tensor] = _AllToAll.apply(tensor, _sent(tensor, splits))
+    both: Tuple[Tensor, Tensor] = _AllToAll.apply(tensor, splits, name, process_set)
     return both[0] if splits is None else both
 
 
 def alltoall_async(
-    tensor: Tensor, splits: Optional[Any] = None, name: Optional[str] = None
-) -> Pending:
+    tensor: Tensor,
+    splits: Optional[Any] = None,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+) -> Several:
     """As `alltoall`, without gradients; returns a handle."""
-    coming, came = _exchanging(tensor, _sent(tensor, splits))
-    return coming if splits is None else Pending(coming, lambda: (coming.wait(), came))
+    coming = _exchanging(tensor, splits, name, process_set)
+    return Several([coming], lambda both: both[0][0] if splits is None else both[0])
 
 
-def _sent(tensor: Tensor, splits: Optional[Any]) -> Tensor:
-    """How many rows go to each rank."""
-    if splits is not None:
-        return torch.as_tensor(splits, dtype=torch.int64, device="cpu")
-    if len(tensor) % size():
-        raise ValueError(f"alltoall: {len(tensor)} rows do not divide by {size()} ranks")
-    return torch.full((size(),), len(tensor) // size(), device="cpu")
+def sparse_allreduce_async(
+    tensor: Tensor, name: str, op: Any, process_set: ProcessSet = global_process_set
+) -> Several:
+    """The sum or average of every rank's sparse tensor; call the handle for it."""
+    coalesced = tensor.coalesce()
+    indices, values = coalesced.indices().t().contiguous(), coalesced.values()
+    coming, _ = _gathering([indices, values], f"sparse.{name}", process_set)
+
+    def result(gathered: List[List[Tensor]]) -> Tensor:
+        where, what = gathered[0]
+        total = what / process_set.size() if op == Average else what
+        return torch.sparse_coo_tensor(where.t(), total, tensor.shape, check_invariants=False)
+
+    return Several([coming], result)
 
 
-def _scattering(tensor: Tensor, op: ReduceOp, prescale: float, postscale: float) -> Pending:
-    """This rank's rows of the reduced tensor, on their way."""
-    source = scale(tensor.detach().clone(memory_format=torch.contiguous_format), prescale)
-    each, more = divmod(len(source), size())
-    parts = list(torch.split(source, [each + (one < more) for one in range(size())]))
-    output = torch.empty_like(parts[rank()])
-    work = group().reduce_scatter([output], [parts], Options(op))
-    return Pending(work, lambda: scale(output, postscale))
+def join(device: int = -1) -> int:
+    """Say that this rank has no more data, and go along with the others' `allreduce` with zeros;
+    returns when all ranks have joined: the rank that did last.
+
+    `device` is the CUDA device for zeros; -1 where the others' tensors are on the CPU.
+    """
+    coordinator = job().coordinator
+
+    def zeros(signature: Signature) -> None:
+        where = torch.device("cuda", device) if device >= 0 else torch.device(signature.device)
+        work = group_of(coordinator).allreduce(
+            zeros_like(signature, where), Options(ReduceOp(signature.reduction))
+        )
+        if work is not None:
+            work.wait()
+
+    last: int = coordinator.join(zeros).wait()
+    return last
 
 
-class _ReduceScatter(torch.autograd.Function):
-    """The gradient is everyone's, one after the other; that of a sum times the number of ranks."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: Tensor, op: ReduceOp, prescale: float, postscale: float
-    ) -> Tensor:
-        ctx.op, ctx.factor = op, prescale * postscale
-        part: Tensor = _scattering(tensor, op, prescale, postscale).wait()
-        return part
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-        op = linear(ctx.op, "reducescatter: tensors with gradients")
-        factor = ctx.factor * (size() if op == Sum else 1)
-        return allgather(grad * factor), None, None, None
-
-
-def reducescatter(
-    tensor: Tensor,
-    name: Optional[str] = None,
-    compression: Dtype = None,
-    op: ReduceOp = Average,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Tensor:
-    """Reduce over all ranks; this rank's share of the result's rows, of which the first ranks have
-    one more where they do not divide."""
-    low = tensor if compression is None else tensor.to(compression)
-    part: Tensor = _ReduceScatter.apply(low, op, prescale_factor, postscale_factor)
-    return part.to(tensor.dtype)
-
-
-def reducescatter_async(
-    tensor: Tensor,
-    name: Optional[str] = None,
-    op: ReduceOp = Average,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Pending:
-    """As `reducescatter`, without gradients; returns a handle."""
-    return _scattering(tensor, op, prescale_factor, postscale_factor)
-
-
-def grouped_reducescatter(
-    tensors: Sequence[Tensor],
-    name: Optional[str] = None,
-    compression: Dtype = None,
-    op: ReduceOp = Average,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> List[Tensor]:
-    """`reducescatter` of several tensors."""
-    how = (compression, op, prescale_factor, postscale_factor)
-    return [reducescatter(tensor, None, *how) for tensor in tensors]
-
-
-def grouped_reducescatter_async(
-    tensors: Sequence[Tensor],
-    name: Optional[str] = None,
-    op: ReduceOp = Average,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Pending:
-    """As `grouped_reducescatter`, without gradients; returns a handle."""
-    how = (op, prescale_factor, postscale_factor)
-    return together([_scattering(tensor, *how) for tensor in tensors])
-
-
-def barrier() -> None:
+def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait for every rank."""
-    work = group().barrier()
-    if work is not None:
-        work.wait()
+    coordinator = process_set.coordinator
+    named = coordinator.name("barrier", None)
+    request = Request(named, Signature.of("barrier"), lambda: None)
+    coordinator.submit(request, soon=True).wait()

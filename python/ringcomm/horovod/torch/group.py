@@ -16,11 +16,12 @@ from ...communicator import Communicator
 from ...torch.comm_stream import CommStream
 from ...torch.core import Core
 from ...torch.ranks import Ranks
+from ..coordinator import Coordinator
 from ..job import job
 from ..operations import Sum
-from .pending import Pending
+from ..requests import Request, Signature
 
-_OPS = {
+TORCH_OPS = {
     ReduceOp.AVG: TorchOp.AVG,
     ReduceOp.SUM: TorchOp.SUM,
     ReduceOp.PROD: TorchOp.PRODUCT,
@@ -35,7 +36,7 @@ class Options:
     asyncOp = True
 
     def __init__(self, op: ReduceOp = Sum, root: int = 0) -> None:
-        self.reduceOp, self.rootRank = _OPS[op], root
+        self.reduceOp, self.rootRank = TORCH_OPS[op], root
 
 
 class _BroadcastStore:
@@ -86,36 +87,42 @@ class Group(Core):
 
 
 class JobRanks(Ranks):
-    """The ranks of the job, for the tools of `ringcomm.torch`."""
+    """The ranks of the job, for layers of `ringcomm.torch` that call in one order everywhere."""
 
     def __init__(self, group: Group) -> None:
-        # Objects and their like go through the communicator; the collectives are the group's.
         super().__init__(job().comm)
         self._group = group
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = Sum, async_op: bool = False) -> Any:
-        work = Pending(self._group.allreduce([tensor], Options(op)), lambda: tensor)
-        return work if async_op else work.wait()
+        work = self._group.allreduce([tensor], Options(op))
+        if not async_op and work is not None:
+            work.wait()
+        return work
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         gathered = tensor.new_empty((self.size, *tensor.shape))
         work = self._group.all_gather_single(gathered, tensor, Options())
-        got: torch.Tensor = Pending(work, lambda: gathered).wait()
-        return got
-
-    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        Pending(self._group.broadcast([tensor], Options(root=root)), lambda: tensor).wait()
+        if work is not None:
+            work.wait()
+        return gathered
 
 
-def group() -> Group:
-    """The job's collectives; made by the first call that needs them."""
-    here = job()
-    made: Optional[Group] = here.of_framework.get("torch")
+def group_of(coordinator: Coordinator) -> Group:
+    """The collectives on devices of a coordinator's ranks; asked for in its order."""
+    made: Optional[Group] = coordinator.of_framework.get("torch")
     if made is None:
-        made = here.of_framework["torch"] = Group(here.comm)
+        made = coordinator.of_framework["torch"] = Group(coordinator.comm)
     return made
 
 
-def ranks() -> JobRanks:
-    """The job's ranks, for the tools of `ringcomm.torch`."""
-    return JobRanks(group())
+def layer_ranks() -> JobRanks:
+    """The job's ranks, with communicators for layers alone; the first call is every rank's."""
+    coordinator = job().coordinator
+    if "layers" not in coordinator.of_framework:
+
+        def run() -> None:
+            coordinator.of_framework["layers"] = Group(coordinator.comm)
+
+        request = Request("layers", Signature.of("layers"), lambda: None, run)
+        coordinator.submit(request, soon=True).wait()
+    return JobRanks(coordinator.of_framework["layers"])

@@ -1,116 +1,24 @@
-"""Horovod's optimizer: gradients are averaged over all ranks before every step.
+"""Horovod's optimizer: gradients are reduced over all ranks before every step; `exchange` does it.
 
-They travel in buckets, while the backward pass still runs. Buckets are sent in one order on every
-rank, that of the parameters backwards, in which a pass usually reaches them; one that is complete
-earlier waits for those before it. So ranks may differ in which parameters they use.
+Ranks may differ in the order in which gradients come, in which parameters they use, and in the
+order in which they step several optimizers.
 """
 
 from __future__ import annotations
 
+import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 
-from ..._native import ReduceOp
-from ...torch import Compression
-from ...torch.buckets import Bucket, Parameters, cut
-from ..job import size
-from ..operations import Average, linear
-from .group import ranks
+from ...torch.buckets import Parameters
+from ..operations import Adasum, Average, Op, linear
+from ..process_sets import ProcessSet, global_process_set
+from .compression import Compression, compress, decompress
+from .exchange import Exchange, Groups, How, Names
+from .reductions import grouped_allreduce_
 from .state import load_in_place
-
-#: Bytes of a bucket: a fifth of a millisecond's work for an all-reduce, so that what a call costs
-#: by itself does not count, and most of a model's buckets leave before the backward pass ends.
-BUCKET_BYTES = 4 << 20
-
-
-def when_arrived(parameter: Any, function: Callable[[torch.Tensor], None]) -> None:
-    """Call this each time that a gradient of the parameter is complete."""
-    parameter.register_post_accumulate_grad_hook(function)
-
-
-class Exchange:
-    """The gradients of some parameters, on their way between ranks once in so many passes."""
-
-    def __init__(
-        self,
-        parameters: Callable[[], Parameters],
-        passes: int,
-        divisor: int,
-        compression: Optional[torch.dtype],
-        sparse_as_dense: bool,
-    ) -> None:
-        self.passes, self._sparse_as_dense = passes, sparse_as_dense
-        self._parameters, self._divisor, self._compression = parameters, divisor, compression
-        self._buckets: List[Bucket] = []
-        self._bucket_of: Dict[int, int] = {}
-        self._take_in()
-        self._begin()
-
-    def _take_in(self) -> None:
-        """Know the parameters that have come, or have come to need gradients. They are the same
-        on every rank, as the calls are that made them so."""
-        new = [one for one in self._parameters() if id(one) not in self._bucket_of]
-        made = [
-            Bucket(part, self._divisor, self._compression)
-            for part in cut(list(reversed(new)), BUCKET_BYTES)
-        ]
-        for number, bucket in enumerate(made, len(self._buckets)):
-            self._bucket_of.update((id(one), number) for one in bucket.parameters)
-        self._buckets += made
-        for parameter in new:
-            if self._sparse_as_dense:
-                when_arrived(parameter, _dense)
-            when_arrived(parameter, self._arrived)
-
-    def _begin(self) -> None:
-        #: Passes that each parameter still has to see, parameters that each bucket waits for, and
-        #: how many buckets are sent.
-        self._left: Dict[int, int] = {}
-        self._missing = [len(bucket.parameters) for bucket in self._buckets]
-        self._sent = 0
-
-    def _arrived(self, parameter: torch.Tensor) -> None:
-        """A backward pass has added to this parameter's gradient."""
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            raise ValueError(
-                f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse; give "
-                "DistributedOptimizer sparse_as_dense=True"
-            )
-        key = id(parameter)
-        left = self._left.get(key, self.passes) - 1
-        if left < 0:
-            raise RuntimeError(
-                f"more than {self.passes} backward passes before step(): give "
-                "DistributedOptimizer as many as there are, as backward_passes_per_step"
-            )
-        self._left[key] = left
-        if left == 0:
-            number = self._bucket_of[key]
-            self._missing[number] -= 1
-            while self._sent < len(self._buckets) and not self._missing[self._sent]:
-                self._send_next()
-
-    def _send_next(self) -> None:
-        self._buckets[self._sent].start(ranks())
-        self._sent += 1
-
-    @property
-    def under_way(self) -> bool:
-        """Whether a backward pass has been since `finish`: this rank or another may have sent."""
-        return bool(self._left)
-
-    def finish(self) -> None:
-        """Send what is not sent, and wait for all of it. What no longer needs a gradient gets
-        none."""
-        self._take_in()
-        while self._sent < len(self._buckets):
-            self._send_next()
-        for bucket in self._buckets:
-            bucket.finish([parameter.requires_grad for parameter in bucket.parameters])
-        self._begin()
-
 
 if TYPE_CHECKING:
     _Optimizer = torch.optim.Optimizer
@@ -121,17 +29,22 @@ else:
 class Distributed(_Optimizer):
     """What `DistributedOptimizer` adds to the class of an optimizer."""
 
-    _exchange: Exchange
+    #: None on ranks that are not in the optimizer's process set.
+    _exchange: Optional[Exchange]
+    _parameter_names: Names
     _averages_in_step: bool
+    _synchronized: bool
 
     def synchronize(self) -> None:
-        """Average the gradients now, as before they are clipped; then call `step` within
+        """Reduce the gradients now, as before they are clipped; then call `step` within
         `skip_synchronize`."""
-        self._exchange.finish()
+        if self._exchange is not None:
+            self._exchange.finish()
+        self._synchronized = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it, `step` does not average."""
+        """Within it, `step` does not reduce."""
         self._averages_in_step = False
         try:
             yield
@@ -140,17 +53,27 @@ class Distributed(_Optimizer):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """So many backward passes come before each step from now on."""
-        self._exchange.passes = passes
+        if self._exchange is not None:
+            self._exchange.passes = passes
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Average the gradients, also after `synchronize`, and step."""
+        """Reduce the gradients, also after `synchronize`, and step."""
         stepped: Callable[..., Any] = super().step
         if not self._averages_in_step:
+            self._synchronized = False
             return stepped(closure)
+        if self._synchronized:
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() after "
+                "optimizer.synchronize(): gradients are reduced twice"
+            )
         if closure is not None:
-            return stepped(lambda: self._averaged(closure))
-        self.synchronize()
-        return stepped()
+            result = stepped(lambda: self._averaged(closure))
+        else:
+            self.synchronize()
+            result = stepped()
+        self._synchronized = False
+        return result
 
     def _averaged(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():
@@ -169,54 +92,147 @@ class Distributed(_Optimizer):
         load_in_place(self, super().load_state_dict, state_dict)
 
     def _refuse_under_way(self, call: str) -> None:
-        if self._exchange.under_way:
+        if self._exchange is not None and self._exchange.under_way:
             raise AssertionError(
                 f"{call} after backward() and before step() or synchronize(): gradients are under "
                 "way to the other ranks"
             )
 
 
+class DistributedAdasum(_Optimizer):
+    """What `DistributedOptimizer` adds under `op=Adasum`: every rank steps by itself, and the ways
+    that they have gone are combined."""
+
+    _parameter_names: Names
+    _compression: Any
+
+    def synchronize(self) -> None:
+        """Nothing is reduced before `step`."""
+
+    def skip_synchronize(self) -> Any:
+        """Refused, as Horovod does: gradients are not what is reduced."""
+        raise AssertionError("an optimizer with op=Adasum reduces steps, and cannot skip that")
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """Step, and go on from where all ranks together have come to."""
+        parameters = [one for group in self.param_groups for one in group["params"]]
+        begun = [one.detach().clone() for one in parameters]
+        result = super().step(closure)
+        pairs = [
+            compress(self._compression, one.detach() - start)
+            for one, start in zip(parameters, begun)
+        ]
+        ways = grouped_allreduce_([sent.contiguous() for sent, _ in pairs], op=Adasum)
+        for one, start, way, (_, ctx) in zip(parameters, begun, ways, pairs):
+            one.detach().copy_(start + decompress(self._compression, way, ctx))
+        return result
+
+
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Optional[Iterable[Tuple[str, torch.nn.Parameter]]] = None,
-    compression: Optional[torch.dtype] = Compression.none,
+    compression: Any = Compression.none,
     backward_passes_per_step: int = 1,
-    op: ReduceOp = Average,
+    op: Op = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Any = None,
     sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The optimizer, whose `step` first averages the gradients over all ranks.
+    """The optimizer, whose `step` first reduces the gradients over all ranks.
 
     Args:
-        named_parameters: not needed; which parameters those are, the optimizer knows.
-        compression: what gradients are rounded to on their way. They are divided first.
+        named_parameters: the parameters' names, all of them or none.
+        compression: what gradients are made of on their way: `Compression.none`, `fp16`, `bf16`,
+            or a class of one's own with `compress` and `decompress`.
         backward_passes_per_step: how many passes add up before each step. Their gradients are
             summed, as torch sums them: divide the loss.
-        op: `Average` or `Sum` over ranks.
-        gradient_predivide_factor, num_groups, groups: accepted, and without effect: gradients
-            travel in buckets, and are divided where that loses least.
+        op: `Average`, `Sum`, or `Adasum`.
+        gradient_predivide_factor: with `Average`, gradients are divided by it before they are
+            added, and by the rest after.
+        num_groups, groups: parameters that travel together: how many groups, or lists of them.
+            Without, they travel in buckets of 4 MiB.
         sparse_as_dense: make sparse gradients dense.
+        process_set: the ranks whose gradients are reduced; the others step by themselves.
     """
-    linear(op, "gradients")
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor is for op=Average")
     kind = type(optimizer)
-    made: Any = object.__new__(type(kind.__name__, (Distributed, kind), {}))
+    base: Any = DistributedAdasum if op is Adasum else Distributed
+    made: Any = object.__new__(type(kind.__name__, (base, kind), {}))
     # A scheduler that was made before has its own step there.
     made.__dict__.update({name: one for name, one in vars(optimizer).items() if name != "step"})
+    made._parameter_names = _names(made, named_parameters)
+    if op is Adasum:
+        made._compression = compression
+        return made
+    linear(op, "gradients")
 
     def parameters() -> Parameters:
         """Those of the optimizer that need gradients now."""
         return [one for group in made.param_groups for one in group["params"] if one.requires_grad]
 
-    divisor = size() if op == Average else 1
-    made._exchange = Exchange(
-        parameters, backward_passes_per_step, divisor, compression, sparse_as_dense
-    )
-    made._averages_in_step = True
+    made._averages_in_step, made._synchronized, made._exchange = True, False, None
+    if process_set.included():
+        made._exchange = Exchange(
+            parameters,
+            made._parameter_names,
+            backward_passes_per_step,
+            _groups(parameters(), groups if groups is not None else num_groups),
+            How(op, compression, gradient_predivide_factor, process_set, sparse_as_dense),
+        )
     return made
 
 
-def _dense(parameter: torch.Tensor) -> None:
-    if parameter.grad is not None and parameter.grad.is_sparse:
-        parameter.grad = parameter.grad.to_dense()
+def _names(optimizer: Any, given: Any) -> Names:
+    """Every parameter's name; those of the optimizer are all named, and no two the same."""
+    own = [
+        (f"allreduce.noname.{number}.{index}", parameter)
+        for number, group in enumerate(optimizer.param_groups)
+        for index, parameter in enumerate(group["params"])
+    ]
+    if given is None:
+        return {parameter: name for name, parameter in own}
+    pairs = list(given)
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        raise ValueError(
+            "named_parameters are pairs of a name and a parameter, as model.named_parameters() has"
+        )
+    seen: Dict[str, int] = {}
+    for name, _ in pairs:
+        seen[name] = seen.get(name, 0) + 1
+    twice = [name for name, count in seen.items() if count > 1]
+    if twice:
+        raise ValueError(f"named_parameters has names more than once: {', '.join(twice)}")
+    names = {parameter: name for name, parameter in pairs}
+    nameless = [name.rsplit("noname.", 1)[1] for name, one in own if one not in names]
+    if nameless:
+        raise ValueError(
+            "named_parameters leaves out parameters of the optimizer (group and place): "
+            + ", ".join(nameless)
+        )
+    return names
+
+
+def _groups(parameters: Parameters, given: Any) -> Groups:
+    """The parameters that travel together."""
+    if isinstance(given, int) and not isinstance(given, bool):
+        if given < 0:
+            raise ValueError(f"{given} groups of parameters; give a number that is not negative")
+        if given == 0:
+            return None
+        each, more = divmod(len(parameters), given)
+        ends = [each * n + min(n, more) for n in range(given + 1)]
+        return [parameters[first:end] for first, end in zip(ends, ends[1:]) if end > first]
+    if not isinstance(given, list):
+        raise ValueError("groups is a number, or a list of lists of parameters")
+    seen: List[int] = []
+    for group in given:
+        for one in group:
+            if not isinstance(one, torch.Tensor):
+                raise ValueError(f"groups has {one!r} among the parameters, which is no tensor")
+            if id(one) in seen:
+                raise ValueError("groups has a parameter more than once")
+            seen.append(id(one))
+    return given

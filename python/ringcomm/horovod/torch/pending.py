@@ -2,53 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Union
+
+from ..requests import Request
 
 
-class Pending:
-    """An operation that is on its way."""
+class Several:
+    """The handle of several operations: what `result` makes when all are over."""
 
-    def __init__(self, work: Any, result: Callable[[], Any]) -> None:
-        self._work, self._result = work, result
-        self._answer: Any = None
-
-    def is_completed(self) -> bool:
-        """Whether it is over; does not wait. As torch's works have it: one may be behind this."""
-        done: bool = self._work is None or self._work.is_completed()
-        return done
-
-    def wait(self) -> Any:
-        """Wait, and give the result; again the same if asked again."""
-        if self._work is not None:
-            self._work.wait()
-            self._work, self._answer = None, self._result()
-        return self._answer
-
-
-class _Several:
-    """Operations as one that torch's works are like."""
-
-    def __init__(self, handles: List[Pending]) -> None:
-        self._handles = handles
+    def __init__(self, handles: List[Request], result: Callable[[List[Any]], Any]) -> None:
+        self._handles, self._result = handles, result
 
     def is_completed(self) -> bool:
+        """Whether all are over; does not wait."""
         return all(handle.is_completed() for handle in self._handles)
 
-    def wait(self) -> None:
-        for handle in self._handles:
-            handle.wait()
+    def wait(self) -> Any:
+        """Wait for all, and give the result."""
+        return self._result([handle.wait() for handle in self._handles])
+
+    #: As Horovod's handle of `sparse_allreduce_async`, which is called.
+    __call__ = wait
 
 
-def together(handles: List[Pending]) -> Pending:
-    """A handle of several operations, whose result is a list of theirs."""
-    return Pending(_Several(handles), lambda: [handle.wait() for handle in handles])
+Handle = Union[Request, Several]
 
 
-def poll(handle: Pending) -> bool:
+def poll(handle: Handle) -> bool:
     """Whether an asynchronous operation is over: whether `synchronize` would return at once."""
     return handle.is_completed()
 
 
-def synchronize(handle: Pending) -> Any:
+def synchronize(handle: Handle) -> Any:
     """The result of an asynchronous operation, when it is over."""
     return handle.wait()

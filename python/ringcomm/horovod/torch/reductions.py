@@ -1,65 +1,63 @@
 """Horovod's `allreduce` in all its forms.
 
-What a call says beside its tensor is a `_Reduction`, which the gradient's own reduction follows.
+What a call says beside its tensors is a `_Reduction`, which the gradient's own reduction follows.
 """
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
 from ..._native import ReduceOp
-from ..operations import asked_for
-from .group import Options, group
-from .pending import Pending
+from ..operations import Op, asked_for
+from ..process_sets import ProcessSet, global_process_set
+from ..requests import Request
+from .adasum import adasum
+from .compression import Compression, compress, decompress
+from .tensors import reduction
 
 Tensor = torch.Tensor
-Dtype = Optional[torch.dtype]
 
 
-class _Reduction:
-    """How tensors are reduced: everything that `allreduce` is told but the tensor."""
+class _Reduction(NamedTuple):
+    """How tensors are reduced: everything that `allreduce` is told but the tensors."""
 
-    def __init__(
-        self,
-        average: Optional[bool],
-        op: Optional[ReduceOp],
-        prescale: float,
-        postscale: float,
-        compression: Dtype = None,
-    ) -> None:
-        self._op = asked_for(average, op)
-        self._prescale, self._postscale = prescale, postscale
-        self._compression = compression
+    op: Op
+    factors: Tuple[float, float]
+    process_set: ProcessSet
+    name: Optional[str]
 
-    def start(self, tensors: Sequence[Tensor], in_place: bool) -> Pending:
+    def start(self, tensors: Sequence[Tensor], in_place: bool, soon: bool = False) -> Request:
         """Reduce them together; the result is a list of them, or of new tensors."""
         outputs = [self._sent(tensor, in_place) for tensor in tensors]
-        work = group().allreduce(outputs, Options(self._op))
+        answer = list(tensors) if in_place else outputs
+        return self._started(outputs, lambda: self._scaled(outputs, answer), soon)
 
-        def result() -> List[Tensor]:
-            return [
-                self._received(output, tensor, in_place) for output, tensor in zip(outputs, tensors)
-            ]
+    def one(self, tensor: Tensor, in_place: bool, soon: bool = False) -> Request:
+        """Reduce a tensor; the result is that one, or a new one."""
+        output = self._sent(tensor, in_place)
+        answer = tensor if in_place else output
+        return self._started([output], lambda: self._scaled([output], answer), soon)
 
-        return Pending(work, result)
+    def _started(self, outputs: List[Tensor], result: Callable[[], Any], soon: bool) -> Request:
+        op = self.op
+        if isinstance(op, ReduceOp):
+            how = self.factors, self.process_set, self.name
+            return reduction(outputs, op, *how, result, soon)
+        return adasum(outputs, self.process_set, self.name, result)
 
     def _sent(self, tensor: Tensor, in_place: bool) -> Tensor:
         output = tensor.detach()
-        if self._compression is not None and output.is_floating_point():
-            output = output.to(self._compression)
-        if not in_place and output.data_ptr() == tensor.data_ptr():
-            output = output.clone(memory_format=torch.contiguous_format)
-        return scale(output, self._prescale)
-
-    def _received(self, output: Tensor, tensor: Tensor, in_place: bool) -> Tensor:
-        output = scale(output.to(tensor.dtype), self._postscale)
         if not in_place:
-            return output
-        if output.data_ptr() != tensor.data_ptr():
-            tensor.detach().copy_(output)
-        return tensor
+            output = output.clone(memory_format=torch.contiguous_format)
+        return scale(output, self.factors[0])
+
+    def _scaled(self, outputs: List[Tensor], answer: Any) -> Any:
+        if self.factors[1] != 1.0:
+            for output in outputs:
+                scale(output, self.factors[1])
+        return answer
 
 
 def scale(tensor: Tensor, factor: float) -> Tensor:
@@ -77,69 +75,84 @@ class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, how: _Reduction, *tensors: Tensor) -> Tuple[Tensor, ...]:
         ctx.how = how
-        return tuple(how.start(tensors, in_place=False).wait())
+        return tuple(how.start(tensors, in_place=False, soon=True).wait())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tuple[Any, ...]:
         # Again with a gradient of its own.
-        return (None, *_AllReduce.apply(ctx.how, *grads))
+        return (None, *_AllReduce.apply(ctx.how._replace(name=None), *grads))
+
+
+def _how(
+    average: Optional[bool],
+    op: Optional[Op],
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    name: Optional[str],
+) -> _Reduction:
+    return _Reduction(asked_for(average, op), (prescale, postscale), process_set, name)
 
 
 def allreduce(
     tensor: Tensor,
     average: Optional[bool] = None,
     name: Optional[str] = None,
-    compression: Dtype = None,
-    op: Optional[ReduceOp] = None,
+    compression: Any = Compression.none,
+    op: Optional[Op] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """The average of every rank's tensor, or what `op` says."""
-    how = _Reduction(average, op, prescale_factor, postscale_factor, compression)
-    reduced: Tensor = _AllReduce.apply(how, tensor)[0]
-    return reduced
+    """The average of every rank's tensor, or what `op` says; through it gradients flow."""
+    how = _how(average, op, prescale_factor, postscale_factor, process_set, name)
+    if compression is Compression.none and not tensor.requires_grad:
+        reduced: Tensor = how.one(tensor, in_place=False, soon=True).wait()
+        return reduced
+    sent, ctx = compress(compression, tensor)
+    return decompress(compression, _AllReduce.apply(how, sent)[0], ctx)
 
 
 def allreduce_async(
     tensor: Tensor,
     average: Optional[bool] = None,
     name: Optional[str] = None,
-    op: Optional[ReduceOp] = None,
+    op: Optional[Op] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Pending:
+    process_set: ProcessSet = global_process_set,
+) -> Request:
     """As `allreduce`, without gradients; returns a handle."""
-    return _first(_Reduction(average, op, prescale_factor, postscale_factor), tensor, False)
+    how = _how(average, op, prescale_factor, postscale_factor, process_set, name)
+    return how.one(tensor, in_place=False)
 
 
 def allreduce_async_(
     tensor: Tensor,
     average: Optional[bool] = None,
     name: Optional[str] = None,
-    op: Optional[ReduceOp] = None,
+    op: Optional[Op] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Pending:
+    process_set: ProcessSet = global_process_set,
+) -> Request:
     """As `allreduce_`; returns a handle."""
-    return _first(_Reduction(average, op, prescale_factor, postscale_factor), tensor, True)
-
-
-def _first(how: _Reduction, tensor: Tensor, in_place: bool) -> Pending:
-    many = how.start([tensor], in_place)
-    return Pending(many, lambda: many.wait()[0])
+    how = _how(average, op, prescale_factor, postscale_factor, process_set, name)
+    return how.one(tensor, in_place=True)
 
 
 def allreduce_(
     tensor: Tensor,
     average: Optional[bool] = None,
     name: Optional[str] = None,
-    op: Optional[ReduceOp] = None,
+    op: Optional[Op] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """The tensor, reduced where it lies."""
-    how = _Reduction(average, op, prescale_factor, postscale_factor)
-    reduced: Tensor = _first(how, tensor, True).wait()
+    how = _how(average, op, prescale_factor, postscale_factor, process_set, name)
+    reduced: Tensor = how.one(tensor, in_place=True, soon=True).wait()
     return reduced
 
 
@@ -147,27 +160,31 @@ def grouped_allreduce(
     tensors: Sequence[Tensor],
     average: Optional[bool] = None,
     name: Optional[str] = None,
-    compression: Dtype = None,
-    op: Optional[ReduceOp] = None,
+    compression: Any = Compression.none,
+    op: Optional[Op] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> List[Tensor]:
     """`allreduce` of several tensors, as one operation."""
-    how = _Reduction(average, op, prescale_factor, postscale_factor, compression)
-    return list(_AllReduce.apply(how, *tensors))
+    how = _how(average, op, prescale_factor, postscale_factor, process_set, name)
+    pairs = [compress(compression, tensor) for tensor in tensors]
+    reduced = _AllReduce.apply(how, *[sent for sent, _ in pairs])
+    return [decompress(compression, one, ctx) for one, (_, ctx) in zip(reduced, pairs)]
 
 
 def grouped_allreduce_(
     tensors: Sequence[Tensor],
     average: Optional[bool] = None,
     name: Optional[str] = None,
-    op: Optional[ReduceOp] = None,
+    op: Optional[Op] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> List[Tensor]:
     """`allreduce_` of several tensors, as one operation."""
-    how = (average, name, op, prescale_factor, postscale_factor)
-    reduced: List[Tensor] = grouped_allreduce_async_(tensors, *how).wait()
+    how = _how(average, op, prescale_factor, postscale_factor, process_set, name)
+    reduced: List[Tensor] = how.start(tensors, in_place=True, soon=True).wait()
     return reduced
 
 
@@ -175,21 +192,25 @@ def grouped_allreduce_async(
     tensors: Sequence[Tensor],
     average: Optional[bool] = None,
     name: Optional[str] = None,
-    op: Optional[ReduceOp] = None,
+    op: Optional[Op] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Pending:
+    process_set: ProcessSet = global_process_set,
+) -> Request:
     """As `grouped_allreduce`, without gradients; returns a handle."""
-    return _Reduction(average, op, prescale_factor, postscale_factor).start(tensors, in_place=False)
+    how = _how(average, op, prescale_factor, postscale_factor, process_set, name)
+    return how.start(tensors, in_place=False)
 
 
 def grouped_allreduce_async_(
     tensors: Sequence[Tensor],
     average: Optional[bool] = None,
     name: Optional[str] = None,
-    op: Optional[ReduceOp] = None,
+    op: Optional[Op] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Pending:
+    process_set: ProcessSet = global_process_set,
+) -> Request:
     """As `grouped_allreduce_`; returns a handle."""
-    return _Reduction(average, op, prescale_factor, postscale_factor).start(tensors, in_place=True)
+    how = _how(average, op, prescale_factor, postscale_factor, process_set, name)
+    return how.start(tensors, in_place=True)

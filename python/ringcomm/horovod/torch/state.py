@@ -9,13 +9,17 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 import torch
 
 from ...torch import SyncBatchNorm as _SyncBatchNorm
-from ..job import job, rank
+from .. import objects
+from ..job import rank
+from ..process_sets import ProcessSet, global_process_set
 from .calls import broadcast_async_
-from .group import JobRanks, ranks
+from .group import JobRanks, layer_ranks
 
 
 def broadcast_parameters(
-    params: Union[Mapping[str, Any], Iterable[Union[torch.Tensor, Tuple[str, Any]]]], root_rank: int
+    params: Union[Mapping[str, Any], Iterable[Union[torch.Tensor, Tuple[str, Any]]]],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
     """Overwrite tensors with the root's: of `model.state_dict()`, `model.named_parameters()` or
     `model.parameters()`. Those of a mapping belong together by their names."""
@@ -27,17 +31,20 @@ def broadcast_parameters(
             raise ValueError(
                 f"broadcast_parameters: {tensor!r} is no tensor; broadcast_object sends it"
             )
-    _refuse_others([(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in named])
-    for handle in [broadcast_async_(tensor, root_rank) for tensor in tensors]:
+    mine = [(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in named]
+    _refuse_others(mine, process_set)
+    for handle in [
+        broadcast_async_(tensor, root_rank, name, process_set) for name, tensor in named
+    ]:
         handle.wait()
 
 
-def _refuse_others(mine: List[Tuple[str, str, Tuple[int, ...]]]) -> None:
+def _refuse_others(mine: List[Tuple[str, str, Tuple[int, ...]]], among: ProcessSet) -> None:
     """Where ranks have other tensors than rank 0, say on every rank which is the first."""
-    comm = job().comm
-    if len(set(comm.all_gather_object(zlib.crc32(repr(mine).encode())))) == 1:
+    digest = zlib.crc32(repr(mine).encode())
+    if len(set(objects.allgather_object(digest, process_set=among))) == 1:
         return
-    everyones = comm.all_gather_object(mine)
+    everyones = objects.allgather_object(mine, process_set=among)
     for other, theirs in enumerate(everyones):
         for first, second in itertools.zip_longest(everyones[0], theirs):
             if first != second:
@@ -48,13 +55,21 @@ def _refuse_others(mine: List[Tuple[str, str, Tuple[int, ...]]]) -> None:
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: Any = None,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
     """Give every rank the state of the root's optimizer: learning rates, momenta, steps.
 
-    `model` is not needed.
+    As with Horovod, parameters that have no gradient have one of zeros then. `model` is not needed.
     """
-    state = broadcast_object(_on_cpu(optimizer.state_dict()), root_rank)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+    own = _on_cpu(optimizer.state_dict())
+    state = objects.broadcast_object(own, root_rank, process_set=process_set)
     if rank() != root_rank:
         load_in_place(optimizer, optimizer.load_state_dict, state)
 
@@ -85,21 +100,10 @@ def _on_cpu(value: Any) -> Any:
     return value
 
 
-def broadcast_object(obj: Any = None, root_rank: int = 0, name: Optional[str] = None) -> Any:
-    """The root's Python object, on every rank."""
-    return job().comm.broadcast_object(obj, root_rank)
-
-
-def allgather_object(obj: Any, name: Optional[str] = None) -> List[Any]:
-    """Every rank's Python object, in the order of ranks."""
-    gathered: List[Any] = job().comm.all_gather_object(obj)
-    return gathered
-
-
 class SyncBatchNorm(_SyncBatchNorm):
     """`ringcomm.torch.SyncBatchNorm` over the ranks of the job."""
 
     def _ranks(self) -> JobRanks:
         # Asked for each time: a module that kept them could not be copied or saved, and outlives
         # the job.
-        return ranks()
+        return layer_ranks()

@@ -1,0 +1,5 @@
+"""Horovod's exceptions."""
+
+from ..exceptions import HorovodInternalError, HostsUpdatedInterrupt
+
+__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt"]
