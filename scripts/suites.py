@@ -412,7 +412,7 @@ def distributed():
         # Where the types of torch's own classes are known.
         Command(interpreter, "-m", "mypy", "--config-file=", "--strict", "--cache-dir",
                 str(TARGET / "mypy-cache"), "-p", "ringcomm.torch", "-p", "ringcomm.horovod.torch",
-                cwd=ROOT / "python"),
+                "-p", "ringcomm.apex", cwd=ROOT / "python"),
         Command(interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", TORCH_DOCS, env=env),
         *(Command(interpreter, "python/tests/torch/distributed_suite.py", "--ranks", ranks, env=env)
           for ranks in ("2", "3", "4")),
@@ -422,7 +422,7 @@ def distributed():
 
 
 def training():
-    """The tools for training with PyTorch, every example of it, and Horovod's interface, against one process."""
+    """The tools for training with PyTorch, its examples, and Horovod's and apex's interfaces, against one process."""
     library = {"RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so")}
     env = {**library, "PYTHONPATH": str(ROOT / "python")}
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
