@@ -25,6 +25,7 @@ from .compiled import leave_out
 from .data_parallel import DataParallel
 from .gradients import Compression, broadcast_parameters, reduce_gradients
 from .group import DEVICES, Group, create
+from .membership import dead_ranks
 from .metrics import all_gather_object, broadcast_object, reduce_mean
 from .older import OLD, prepare
 from .shared import empty_shared, share_buckets
@@ -39,6 +40,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_parameters",
     "convert_sync_batchnorm",
+    "dead_ranks",
     "empty_shared",
     "reduce_gradients",
     "reduce_mean",

@@ -40,6 +40,16 @@ def destroyed(rank: int) -> RingUsageError:
     )
 
 
+def unmade(rank: int) -> RingUsageError:
+    """The error of what comes before the ranks of a group are known."""
+    return RingUsageError(
+        f"the process group has no ranks yet: rank {rank} has to call reconfigure() before anything "
+        "else, since the group was made with enable_reconfigure=True",
+        Result.INVALID_USAGE,
+        rank=rank,
+    )
+
+
 def forked(rank: int) -> RingUsageError:
     """The error of what a forked child asks of its parent's group: half of that is the parent's."""
     return RingUsageError(

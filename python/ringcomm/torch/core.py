@@ -16,16 +16,17 @@ import os
 import secrets
 import threading
 from datetime import timedelta
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
 from .._native import DataType, lib
+from ..communicator import Communicator
 from .backward import watch
 from .barrier import MonitoredBarriers
 from .collectives import TELLS
 from .futures import level
-from .comm_stream import CommStream, Step, check_process, destroyed
+from .comm_stream import CommStream, Step, check_process, destroyed, unmade
 from .meet import Connection, Parent, Part, another, join, join_first
 from .messages import Messages
 from .profiling import span, track
@@ -34,6 +35,9 @@ from .sealing import GroupKey
 from .types import Staging
 from .work import Done, Finisher, Joined, Work
 
+
+#: Where a group's first communicator comes from: it is there, it has a parent, or it has neither.
+First = Union[Parent, Communicator, None]
 
 #: What rank 0 tells the others first: the word in all keys, and the key of further meetings.
 WORD_BYTES, KEY_BYTES = 8, 32
@@ -50,10 +54,18 @@ class Core(RootedCollectives):
     """Collectives and messages of a group; what is of torch's classes is in `group`."""
 
     def _set_up(
-        self, store: Any, rank: int, size: int, timeout: timedelta, parent: Optional[Parent] = None
+        self, store: Any, rank: int, size: int, timeout: timedelta, first: First = None
     ) -> None:
-        self._store, self._parent = store, parent
-        self._rank, self._size = rank, size
+        self._prepare(store, rank, size, timeout)
+        self._meet(first)
+
+    def _prepare(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        """All that does not need the other ranks."""
+        self._store, self._rank, self._size = store, rank, size
+        self._first: First = None
+        #: How long the ranks wait for each other, where that is not the group's deadline.
+        self._patience: Optional[timedelta] = None
+        self._key: Optional[GroupKey] = None
         self._process = os.getpid()
         self._timeout = timeout
         self._comm_streams: Dict[Tuple[str, int], CommStream] = {}
@@ -68,6 +80,10 @@ class Core(RootedCollectives):
         self._sequence = 0
         self._ended = False
         self._keys = "ringcomm"
+
+    def _meet(self, first: First = None) -> None:
+        """Join the other ranks, and agree with them on the word of all keys."""
+        self._first = first
         self._cpu = self._new_comm_stream("cpu", 0)
         # Rank 0 says the word when it has deleted the comm stream's key: who goes on finds no old one.
         drawn = secrets.token_bytes(WORD_BYTES + KEY_BYTES)
@@ -75,8 +91,9 @@ class Core(RootedCollectives):
         place = ctypes.addressof(word), ctypes.addressof(word)
         self._cpu.run([(lib.ringBroadcast, (*place, len(word), DataType.UINT8.value, 0))])
         self._keys = f"ringcomm/{bytes(word[:WORD_BYTES]).hex()}"
-        self._key = GroupKey(store, bytes(word[WORD_BYTES:]), self._cpu.communicator)
-        self._monitored = MonitoredBarriers(store, f"{self._keys}/monitored", rank, size)
+        self._key = GroupKey(self._store, bytes(word[WORD_BYTES:]), self._cpu.communicator)
+        place_of_barriers = self._store, f"{self._keys}/monitored"
+        self._monitored = MonitoredBarriers(*place_of_barriers, self._rank, self._size)
 
     def _comm_stream(self, device: torch.device) -> CommStream:
         if level.depth == 0 and device.type == "cpu":
@@ -119,10 +136,12 @@ class Core(RootedCollectives):
     def _join(self, device: str, depth: int, key: str) -> CommStream:
         if (device, depth) == ("cpu", 0):
             where = self._store, key, self._rank, self._size, self._timeout
-            parent, self._parent = self._parent, None
-            return CommStream(join_first(*where, parent))
+            first, self._first = self._first, None
+            if isinstance(first, Communicator):
+                return CommStream(first)
+            return CommStream(join_first(*where, first, self._patience))
         # Other threads use the group's connection to the store meanwhile.
-        place = self._further(), key, self._rank, self._size, self._key.key, self._timeout
+        place = self._further(), key, self._rank, self._size, self._shared(), self._timeout
         of_all = self._parent_of(range(self._size))
         if device == "cpu":
             return CommStream(join(*place, parent=of_all))
@@ -133,6 +152,12 @@ class Core(RootedCollectives):
     def _parent_of(self, ranks: Sequence[int]) -> Parent:
         """What a communicator of some of the group's ranks is made of."""
         return Parent(self._cpu.communicator, ranks)
+
+    def _shared(self) -> bytes:
+        """The key that the ranks have agreed on."""
+        if self._key is None:
+            raise unmade(self._rank)
+        return self._key.key
 
     def _further(self) -> Connection:
         if self._connection is None:
@@ -233,7 +258,7 @@ class Core(RootedCollectives):
             with self._making:
                 if self._messages is None and not self._ended:
                     self._messages = Messages(
-                        store, self._cpu.communicator, self._key.key, self._timeout
+                        store, self._cpu.communicator, self._shared(), self._timeout
                     )
         if self._ended or self._messages is None:
             raise destroyed(self._rank)
@@ -254,7 +279,8 @@ class Core(RootedCollectives):
             if self._ended:
                 return
             self._ended = True
-        self._key.forget()
+        if self._key is not None:
+            self._key.forget()
         if self._messages is not None:
             getattr(self._messages, how)()
         for comm_stream in list(self._comm_streams.values()):

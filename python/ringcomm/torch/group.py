@@ -19,24 +19,26 @@ from torch.distributed import distributed_c10d as dist
 from torch._C._distributed_c10d import Backend as TorchBackend
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup
 
-from .core import Core
+from .core import First
 from .dispatched import dispatches
 from .comm_stream import check_process
 from .meet import Parent
-from .sealing import group_of_all, keep_for_new_groups
+from .membership import ABORT, Membership
+from .sealing import group_of_all
+from . import shrunk
 
 DEVICES = ["cpu", "cuda"]
 
 
-class _Common(Core):
+class _Common(Membership):
     """What both shapes answer. torch's own properties would ask Python again, for ever."""
 
     supports_splitting = property(lambda self: True)
     supports_coalescing = property(lambda self: False)
-    supports_shrinking = property(lambda self: False)
+    supports_shrinking = property(lambda self: True)
     supports_reconfigure = property(lambda self: False)
     supports_window = property(lambda self: False)
-    supports_abort_hooks = property(lambda self: False)
+    supports_abort_hooks = property(lambda self: True)
     _supports_time_estimate = property(lambda self: False)
 
     def supports_tensor_alloc(self, device: Any) -> bool:
@@ -82,11 +84,17 @@ class _Common(Core):
 class Inner(_Common, TorchBackend):
     """ringcomm as the Backend of one device, or of all."""
 
+    #: Whether it is shown by a whole group.
+    _whole = False
+    #: For torch, once it has been made by shrinking: its group, and what the ranks are called.
+    _whole_group: Optional["Group"] = None
+    _global_ranks: List[int] = []
+
     def __init__(
-        self, store: Any, rank: int, size: int, timeout: timedelta, parent: Optional[Parent] = None
+        self, store: Any, rank: int, size: int, timeout: timedelta, first: First = None
     ) -> None:
         TorchBackend.__init__(self, rank, size)
-        self._set_up(store, rank, size, timeout, parent)
+        self._set_up(store, rank, size, timeout, first)
 
     @classmethod
     def of(cls, group: "Group") -> "Inner":
@@ -102,22 +110,45 @@ class Inner(_Common, TorchBackend):
             return None
         place, parent = PrefixStore("split", store), self._parent_of(ranks)
         number = ranks.index(self._rank)
-        return Inner(place, number, len(ranks), self._timeout, parent=parent)
+        return Inner(place, number, len(ranks), self._timeout, parent)
+
+    def shrink(self, ranks_to_exclude: List[int], flags: int = 0, options: Any = None) -> "Inner":
+        """The Backend of the other ranks, which call this; those that are left out do not."""
+        check_process(self._process, self._rank)
+        limit: timedelta = self._timeout if options is None else options._timeout
+        kept = shrunk.global_ranks(self, ranks_to_exclude)
+        communicator = self._without(ranks_to_exclude, bool(flags & ABORT), limit)
+        place = self._store, communicator.rank, communicator.nranks, limit, communicator
+        whole = Group(*place) if self._whole else None
+        made = Inner(*place) if whole is None else whole._inner
+        if self._of_all:
+            made._is_world()
+        made._whole_group, made._global_ranks = whole, kept
+        return made
 
 
 # torch calls these with any of its overloads' arguments.
 class Group(_Common, ProcessGroup):  # type: ignore[misc]
     """ringcomm as a whole ProcessGroup."""
 
+    supports_reconfigure = property(lambda self: True)
+
     def __init__(
-        self, store: Any, rank: int, size: int, timeout: timedelta, parent: Optional[Parent] = None
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        first: First = None,
+        leave_open: bool = False,
     ) -> None:
         try:
             ProcessGroup.__init__(self, store, rank, size)
         except TypeError:
             ProcessGroup.__init__(self, rank, size)
-        self._set_up(store, rank, size, timeout, parent)
+        self._set_up(store, rank, size, timeout, first, leave_open)
         if HAS_INNER:
+            self._whole = True
             self._inner = Inner.of(self)
             for device in DEVICES:
                 kind = ProcessGroup.BackendType.CUSTOM
@@ -153,7 +184,7 @@ class Group(_Common, ProcessGroup):  # type: ignore[misc]
         store = PrefixStore(f"split/{name}", self._store)
         number, parent = new_ranks.index(self._rank), self._parent_of(new_ranks)
         limit = timeout or self._timeout
-        made = type(self)(store, number, len(new_ranks), limit, parent=parent)
+        made = type(self)(store, number, len(new_ranks), limit, parent)
         made._set_group_name(name)
         made._set_group_desc(group_desc or f"{self.group_desc}:split")
         return made
@@ -165,6 +196,7 @@ class OldGroup(Group):
     There the Backend keeps the group's names, so here the group does.
     """
 
+    supports_shrinking = supports_reconfigure = property(lambda self: False)
     _name = _text = ""
     _device_types = property(lambda self: [torch.device(device) for device in DEVICES])
 
@@ -205,6 +237,7 @@ HAS_INNER = _has_inner()
 if HAS_INNER:
     # Without a Backend the operators have nobody to call.
     dispatches(Group)
+    shrunk.prepare(Inner)
 
 
 def create(options: Any, backend_options: Any = None) -> Any:
@@ -215,15 +248,25 @@ def create(options: Any, backend_options: Any = None) -> Any:
             f"torch {torch.__version__} cannot have ringcomm beside another backend in one group: "
             "give it a group of its own, or use torch 2.14 or later"
         )
+    leave_open = getattr(options, "enable_reconfigure", False)
+    if beside_others and leave_open:
+        raise RuntimeError(
+            "a group of several backends cannot change its ranks: give enable_reconfigure=True to "
+            "a group of ringcomm alone"
+        )
     # The group of all ranks is the one for which torch lists none.
     ranks: Any = getattr(options, "global_ranks_in_group", None)
     world = group_of_all(options.store) if ranks else None
     parent = None if world is None else Parent(world.communicator, ranks)
-    kind = Inner if beside_others else Group if HAS_INNER else OldGroup
-    place = options.store, options.group_rank, options.group_size, options.timeout
-    made = kind(*place, parent)
+    place = options.store, options.group_rank, options.group_size, options.timeout, parent
+    made: Any
+    if beside_others:
+        made = Inner(*place)
+    else:
+        kind = Group if HAS_INNER else OldGroup
+        made = kind(*place, leave_open=leave_open)
     if ranks == []:
-        keep_for_new_groups(made._key)
+        made._is_world()
     return made
 
 

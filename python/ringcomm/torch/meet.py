@@ -65,17 +65,19 @@ def join_first(
     size: int,
     timeout: Optional[timedelta],
     parent: Optional[Parent] = None,
+    patience: Optional[timedelta] = None,
 ) -> Communicator:
     """The first communicator of a group's ranks. Where they share no key yet, they exchange some
-    through the store."""
-    shared = key_for_first_meeting(store)
+    through the store. They wait for each other until the group's deadline, or so long."""
+    shared, limit = key_for_first_meeting(store), patience or timeout
     if size == 1 or shared is not None:
-        return join(store, key, rank, size, shared or b"", timeout, parent=parent)
+        place = store, key, rank, size, shared or b"", timeout
+        return join(*place, parent=parent, patience=patience)
     if rank > 0:
-        return _init(_ask(store, key, rank, timeout), rank, size, timeout, CPU)
+        return _init(_ask(store, key, rank, limit), rank, size, timeout, CPU, patience)
     answers = [f"{key}/answer/{other}" for other in range(1, size)]
     try:
-        return _init(_serve(store, key, answers, timeout), rank, size, timeout, CPU)
+        return _init(_serve(store, key, answers, limit), rank, size, timeout, CPU, patience)
     finally:
         # Before this rank says anything to the others: who goes on finds no old answer.
         for answer in answers:
@@ -91,6 +93,7 @@ def join(
     timeout: Optional[timedelta],
     device: int = CPU,
     parent: Optional[Parent] = None,
+    patience: Optional[timedelta] = None,
 ) -> Communicator:
     """The communicator of the ranks that meet under `key`, for tensors of this device; `shared` is
     the key of their group."""
@@ -99,12 +102,12 @@ def join(
         if size > 1:
             store.set(key, seal(shared, key, unique_id))
     else:
-        found = unseal(shared, key, _wait_for(store, key, rank, timeout))
+        found = unseal(shared, key, _wait_for(store, key, rank, patience or timeout))
         if found is None:
             raise _other_secret(rank)
         unique_id = found
     try:
-        return _init(unique_id, rank, size, timeout, device)
+        return _init(unique_id, rank, size, timeout, device, patience)
     finally:
         if rank == 0 and size > 1:
             # All have read it, or it is of no use. Nobody is to find it under this key later on.
@@ -117,10 +120,11 @@ def _init(
     size: int,
     timeout: Optional[timedelta],
     device: int,
+    patience: Optional[timedelta] = None,
 ) -> Communicator:
     config = Config(
         timeout_ms=milliseconds(timeout),
-        init_timeout_ms=milliseconds(timeout),
+        init_timeout_ms=milliseconds(patience or timeout),
         device=device,
     )
     try:

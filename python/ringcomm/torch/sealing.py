@@ -175,9 +175,13 @@ class GroupKey:
         self.origin = _base(store)
         self.key, self.communicator = key, communicator
 
+    def is_kept(self) -> bool:
+        """Whether further groups are sealed with this key: it is of the group of all ranks."""
+        return _worlds.get(id(self.origin)) is self
+
     def forget(self) -> None:
         """The group has ended: its ranks may meet anew in the same store."""
-        if _worlds.get(id(self.origin)) is self:
+        if self.is_kept():
             del _worlds[id(self.origin)]
 
 

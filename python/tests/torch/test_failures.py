@@ -22,12 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringcomm
 from ringcomm._native import lib
-from ringcomm.torch import core, meet
+from ringcomm.torch import advice, core, meet
 from ringcomm.torch.barrier import MonitoredBarriers
 
 PATIENCE = timedelta(seconds=PATIENCE_S)
-#: What can be done about a rank that is gone. A process group cannot shrink.
-RESTART = "; restart the job from a checkpoint, as torchrun and ringrun do with --max-restarts"
+#: What can be done about a rank that is gone.
+SHRINK = "; go on without it by dist.shrink_group, or " if advice.SHRINKS else "; "
+RESTART = f"{SHRINK}restart the job from a checkpoint, as torchrun and ringrun do with --max-restarts"
 
 
 def dies_in_training(rank, hook):
