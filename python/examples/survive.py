@@ -1,8 +1,8 @@
 """DistributedDataParallel that goes on when a rank is killed, without a restart.
 
-Ranks from --ranks on are spares: they have loaded everything, and wait. When a rank dies, the others
-shrink the group and make the same step again with the samples that they have; at the next step a
-spare takes its place, with model and optimizer from a survivor.
+Ranks from --ranks on are spares: they have loaded everything, and wait. When a rank dies, the
+others shrink the group and make the same step again with the samples that they have; at the next
+step a spare takes its place, with model and optimizer from a survivor.
 
     ringrun -np 5 --keep-going python survive.py --ranks 4 --kill-in-step 20 --victim 2
 """
@@ -76,7 +76,7 @@ class Trainer:
         self.model = DistributedDataParallel(self.network, bucket_cap_mb=0.01)
 
     def step(self, x, y):
-        """A step of all ranks, without those who die in it. The loss, and whether a spare waits."""
+        """A step, without those who die in it. The loss, and whether a spare waits."""
         while True:
             complete = False
             try:
@@ -99,7 +99,7 @@ class Trainer:
         return loss.detach(), spare
 
     def vote(self):
-        """Nobody makes the step before everybody's gradients are complete. Whether a spare waits."""
+        """Wait until everybody's gradients are complete, and hear from rank 0 of a spare."""
         waits = dist.get_world_size() < self.args.ranks and dist.get_rank() == 0
         waits = waits and self.store.add("spares", 0) > self.used
         answer = torch.tensor([int(waits)], device=self.device)

@@ -53,6 +53,9 @@ class _Scaled(threading.local):
 class Core(RootedCollectives):
     """Collectives and messages of a group; what is of torch's classes is in `group`."""
 
+    #: Whether `backward()` raises the errors of operations that it has started.
+    _raised_by_backward = True
+
     def _set_up(
         self, store: Any, rank: int, size: int, timeout: timedelta, first: First = None
     ) -> None:
@@ -197,7 +200,8 @@ class Core(RootedCollectives):
                 mark = comm_stream.give(steps, held)
                 work = Work(comm_stream, mark, result, after, self._finisher(device), name)
                 track(name, work, tensors)
-                watch(work)
+                if self._raised_by_backward:
+                    watch(work)
                 if batch is not None:
                     batch.append(work)
                 return work
