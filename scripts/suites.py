@@ -403,8 +403,7 @@ def torch():
 
 
 def distributed():
-    """The backend's types and documents, PyTorch's own tests of a backend, and CUDA tensors on the driver
-    without a GPU."""
+    """Its types and documents, PyTorch's and torchft's own tests of a backend, CUDA tensors without a GPU."""
     interpreter, env = torch_tests()
     need("g++")
     return [
@@ -416,6 +415,7 @@ def distributed():
         Command(interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", TORCH_DOCS, env=env),
         *(Command(interpreter, "python/tests/torch/distributed_suite.py", "--ranks", ranks, env=env)
           for ranks in ("2", "3", "4")),
+        Command(interpreter, "python/tests/torch/torchft_suite.py", env=env),
         *build_fake_driver(),
         on_devices(torch_venv(), "cuda_torch", 2, "release/libringcomm.so"),
     ]

@@ -66,6 +66,8 @@ class Core(RootedCollectives):
         """All that does not need the other ranks."""
         self._store, self._rank, self._size = store, rank, size
         self._first: First = None
+        #: Whether the group was made because others had died, and the store may be gone with them.
+        self._some_died = False
         #: How long the ranks wait for each other, where that is not the group's deadline.
         self._patience: Optional[timedelta] = None
         self._key: Optional[GroupKey] = None
@@ -164,7 +166,7 @@ class Core(RootedCollectives):
 
     def _further(self) -> Connection:
         if self._connection is None:
-            self._connection = another(self._store)
+            self._connection = another(self._store, self._some_died)
         return self._connection
 
     def _finisher(self, device: torch.device) -> Finisher:

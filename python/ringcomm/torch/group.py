@@ -123,6 +123,7 @@ class Inner(_Common, TorchBackend):
         made = Inner(*place) if whole is None else whole._inner
         if self._of_all:
             made._is_world()
+        made._some_died = True
         made._whole_group, made._global_ranks = whole, kept
         return made
 

@@ -236,10 +236,13 @@ class Connection:
     keys begin with the word of their group, which no other has.
     """
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, in_doubt: bool) -> None:
         #: Kept, so that no other store has its identity meanwhile.
         self._origin = store
         try:
+            if in_doubt:
+                # A connection that is there knows at once; another is tried until a deadline.
+                store.check(["ringcomm"])
             self._store = store.clone()
         except Exception:  # the store is asked again where it is used
             self._store = store
@@ -306,16 +309,17 @@ _connections: "weakref.WeakValueDictionary[int, Connection]" = weakref.WeakValue
 _connecting = threading.Lock()
 
 
-def another(store: Any) -> Connection:
+def another(store: Any, in_doubt: bool = False) -> Connection:
     """The process's further connection to the store behind this one, made when it is first wanted.
 
-    A thread that waits for a key of torch's own connection keeps it from all others.
+    A thread that waits for a key of torch's own connection keeps it from all others. `in_doubt`: the
+    store's host may have died.
     """
     base = getattr(store, "_underlying_non_prefix_store", store)
     with _connecting:
         found = _connections.get(id(base))
         if found is None:
-            found = _connections[id(base)] = Connection(base)
+            found = _connections[id(base)] = Connection(base, in_doubt)
         return found
 
 

@@ -11,7 +11,9 @@ from test_launchers import LIMIT_S, ringrun
 PAGES = Path(__file__).resolve().parents[3] / "docs/python"
 PROGRAMS = {
     f"{page}-{number}": text
-    for page in ("pytorch", "training", "from-gloo", "from-horovod", "from-apex")
+    for page in (
+        "pytorch", "training", "surviving", "from-gloo", "from-horovod", "from-apex",
+    )  # fmt: skip
     for number, text in enumerate(
         re.findall(r"^```python\n(.*?)^```", (PAGES / f"{page}.md").read_text(), re.S | re.M)
     )

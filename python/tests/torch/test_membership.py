@@ -8,8 +8,10 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from ports import with_free_port
 from ranks import PATIENCE_S, run
 from torch import nn
+from torch._C._distributed_c10d import Backend
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
@@ -68,7 +70,6 @@ def leave_one_out(rank):
     assert dist.get_process_group_ranks(group) == [0, 1]
     check_group()
     check_group(dist.new_group())
-    check_group(dist.split_group(split_ranks=[[0, 1]]) or dist.group.WORLD)
     return group.group_desc
 
 
@@ -102,6 +103,29 @@ def test_the_survivors_go_on(victims):
     assert left == [(rank, list(range(size))) for rank in range(size)]
 
 
+def the_store_dies_too(rank):
+    """Rank 0 holds it."""
+    if rank == 0:
+        die()
+    with pytest.raises(ringcomm.RingError, match="died"):
+        dist.all_reduce(torch.ones(4))
+    dist.shrink_group(dead_ranks(), shrink_flags=c10d.SHRINK_ABORT)
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    model = DistributedDataParallel(nn.Linear(4, 2))
+    model(torch.full((1, 4), dist.get_rank() + 1.0)).sum().backward()
+    assert tensor[0].item() == 2 and model.module.weight.grad[0, 0].item() == pytest.approx(1.5)
+    with pytest.raises(ringcomm.RingRemoteError, match="torch's store"):
+        dist.recv(tensor, 1 - dist.get_rank())
+    dist.barrier()
+
+
+def test_survivors_need_no_store():
+    with_free_port(
+        lambda port: run(3, the_store_dies_too, url=f"tcp://127.0.0.1:{port}", may_die=[0])
+    )
+
+
 def two_die_together(rank):
     if rank in (0, 2):
         die()
@@ -124,9 +148,11 @@ def while_something_runs(rank):
         store.wait(["shrunk"])
         dist.group.WORLD.abort()
         return
-    tensor = torch.ones(1000)
+    tensor, hooked = torch.ones(1000), []
+    dist.group.WORLD.register_abort_hook(1, lambda: hooked.append(work.is_completed()))
     work = dist.all_reduce(tensor, async_op=True)
     dist.shrink_group([2], shrink_flags=c10d.SHRINK_ABORT)
+    assert hooked == [False]
     with pytest.raises(ringcomm.RingError):
         work.wait()
     check_group()
@@ -143,7 +169,7 @@ def a_part_shrinks(rank):
     if rank in (0, 1):
         dist.barrier()
         return None
-    options = c10d.C10DBackend.Options("ringcomm", timedelta(seconds=PATIENCE_S - 1))
+    options = Backend.Options("ringcomm", timedelta(seconds=PATIENCE_S - 1))
     group = dist.shrink_group([0], group, pg_options=options)
     check_group(group)
     assert group._get_backend(CPU).options._timeout == timedelta(seconds=PATIENCE_S - 1)
@@ -202,7 +228,7 @@ def test_without_a_group():
 def a_late_rank_is_named(rank):
     """Rank 1 lives and does not come to the shrinking."""
     if rank < 2:
-        options = c10d.C10DBackend.Options("ringcomm", timedelta(milliseconds=300))
+        options = Backend.Options("ringcomm", timedelta(milliseconds=300))
         if rank == 0:
             with pytest.raises(ringcomm.RingTimeoutError, match=r"missing: \[1\]"):
                 dist.shrink_group([2], pg_options=options)

@@ -64,7 +64,12 @@ def prepare(folder):
         short = isinstance(timeout, timedelta) and timeout < timedelta(seconds=1)
         begin(self, timeout if short else CHILD_S)
 
+    def set_timeout(self, timeout):
+        short = timeout < timedelta(seconds=10)
+        self._timeout = timeout.total_seconds() if short else CHILD_S
+
     ours.ProcessGroupBabyRingcomm.__init__ = __init__
+    ours.ProcessGroupBabyRingcomm.set_timeout = set_timeout
     wanted = unittest.TestCase.assertRaisesRegex
 
     def assert_raises_regex(self, error, pattern, *more, **named):
