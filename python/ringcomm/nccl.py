@@ -18,7 +18,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Dict, List, NoReturn
+from typing import Dict, List, NoReturn, Optional
 
 #: Where the package lies. Nothing else of it is imported, so that this file runs as a script, too.
 HERE = Path(__file__).resolve().parent
@@ -91,18 +91,18 @@ def _original_words() -> List[str]:
     return known or os.fsdecode(Path("/proc/self/cmdline").read_bytes()).split("\0")[:-1]
 
 
-def _interpreter_options() -> List[str]:
-    """What stands before `-m ringcomm.nccl`, or before the path of this file."""
+def interpreter_options(module: Optional[str]) -> List[str]:
+    """What stands before `-m MODULE`, or, where it is None, before the path of the program."""
     words = _original_words()
     own = words[1 : len(words) - len(sys.argv) + 1]
     last = own.pop() if own else ""
-    if __spec__ is None:
+    if module is None:
         return own
-    if not last.endswith(__spec__.name):
+    if not last.endswith(module):
         # Somebody else's program runs this module.
         return []
     # Python takes `-m NAME`, `-mNAME` and `-Bm NAME`.
-    option = last[: -len(__spec__.name)] or own.pop()
+    option = last[: -len(module)] or own.pop()
     return own if option == "-m" else [*own, option[:-1]]
 
 
@@ -119,7 +119,8 @@ def main() -> NoReturn:
         changed = environment()
     except (FileNotFoundError, ValueError) as error:
         raise SystemExit(f"python -m ringcomm.nccl: {error}") from None
-    os.execve(sys.executable, [sys.executable, *_interpreter_options(), *words], changed)
+    own = None if __spec__ is None else __spec__.name
+    os.execve(sys.executable, [sys.executable, *interpreter_options(own), *words], changed)
 
 
 if __name__ == "__main__":

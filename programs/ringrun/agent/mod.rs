@@ -5,6 +5,7 @@
 
 pub(super) mod children;
 pub(super) mod environment;
+mod compat_path;
 mod nccl_preload;
 pub(super) mod output_lines;
 mod rank_processes;

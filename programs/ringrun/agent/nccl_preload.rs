@@ -49,7 +49,7 @@ fn find(all: &[Variable], program: &Path) -> Result<PathBuf, String> {
 }
 
 /// Let a list in the environment begin with an entry, once.
-fn put_in_front(all: &mut Vec<Variable>, name: &str, entry: &[u8]) {
+pub fn put_in_front(all: &mut Vec<Variable>, name: &str, entry: &[u8]) {
     let Some((_, list)) = all.iter_mut().find(|(known, _)| known == name.as_bytes()) else {
         all.push((name.into(), entry.into()));
         return;

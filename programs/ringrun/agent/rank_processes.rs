@@ -2,7 +2,7 @@
 
 use super::children::{self, Orphan};
 use super::environment;
-use super::nccl_preload;
+use super::{compat_path, nccl_preload};
 use crate::protocol::messages::Stream;
 use crate::protocol::messages::{Ended, Job, RankJob, ToLauncher};
 use crate::sys::poll::{self, Chunk, Outbox, Watch};
@@ -96,6 +96,9 @@ impl Crew {
         let mut all = environment::compose(machine, &job.forwarded, &rank.variables, size);
         if job.nccl {
             nccl_preload::apply(&mut all, &own).map_err(|why| (why, 127))?;
+        }
+        if job.compat {
+            compat_path::apply(&mut all, &own).map_err(|why| (why, 127))?;
         }
         command.env_clear().current_dir(directory);
         command.envs(

@@ -13,6 +13,7 @@ usage: ringrun [OPTION...] [--] PROGRAM [ARGUMENT...]
   ringrun -np 4 python train.py                four ranks here
   ringrun -np 4 -H a:2,b:2 python train.py     two on each of two hosts, through ssh
   ringrun --nccl -np 4 python train.py         ringcomm in the place of NCCL
+  ringrun --compat -np 4 python train.py       ringcomm in the place of Horovod and apex
   ringrun --check -H a:2,b:2                   latency and bandwidth between all pairs
   ringrun --status                             who waits for whom in the job that runs here
   ringrun -np 4 -x DATA=/data --max-restarts 3 --output-filename logs ./train
@@ -35,6 +36,9 @@ NCCL: --nccl puts ringcomm's libnccl.so.2 in front of the ranks' LD_PRELOAD and 
   Programs that are linked with libnccl.so.2, or open it by this name, get it. On every host it
   is where RINGCOMM_NCCL_LIBRARY says, else nccl/libnccl.so.2 beside ringrun, else
   ../lib/ringcomm/libnccl.so.2 from there.
+
+Horovod, apex: --compat puts a folder of ringcomm's Python package in front of the ranks'
+  PYTHONPATH, in which `horovod` and `apex` are names of ringcomm's. Elsewhere nothing changes.
 
 output: lines of several ranks are prefixed `[RANK]<stdout>:` or `[RANK]<stderr>:` and appear
   when they are whole. Rank 0 reads ringrun's standard input, the others read /dev/null.

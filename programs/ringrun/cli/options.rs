@@ -61,6 +61,9 @@ pub struct Options {
     /// give the ranks ringcomm where they load NCCL
     #[arg(long)]
     pub nccl: bool,
+    /// give Python ranks ringcomm where they import Horovod or apex
+    #[arg(long)]
+    pub compat: bool,
     /// directory of the ranks (default: this one)
     #[arg(long = "wdir", value_name = "DIR")]
     pub directory: Option<String>,
@@ -281,6 +284,9 @@ impl Options {
         if self.check && self.nccl {
             return Err("--check runs no program that loads NCCL: leave --nccl out".into());
         }
+        if self.check && self.compat {
+            return Err("--check runs no program that imports Horovod: leave --compat out".into());
+        }
         if self.command.is_empty() && !self.check {
             return Err("there is no program to run; see ringrun --help".into());
         }
@@ -366,6 +372,7 @@ mod tests {
             ("-n 2", "no program"),
             ("--check p", "leave it out"),
             ("--check --nccl", "leave --nccl out"),
+            ("--check --compat", "leave --compat out"),
             ("--status --jso", "unexpected argument '--jso'"),
             ("-x RANK=3 p", "sets RANK"),
             ("--verbose -np 2 p", "use -x RINGCOMM_DEBUG=2"),

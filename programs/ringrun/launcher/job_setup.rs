@@ -34,6 +34,7 @@ pub struct Setup {
     address: String,
     grace: Duration,
     nccl: bool,
+    compat: bool,
 }
 
 impl Setup {
@@ -69,6 +70,7 @@ impl Setup {
             address: options.address.clone().unwrap_or_else(|| address(&stations, &own_name)),
             grace: options.grace,
             nccl: options.nccl,
+            compat: options.compat,
             stations,
             places,
             forwarded,
@@ -134,6 +136,7 @@ impl Setup {
             grace: self.grace,
             remote: self.stations[station].remote.is_some(),
             nccl: self.nccl,
+            compat: self.compat,
         }
     }
 
@@ -150,6 +153,9 @@ impl Setup {
         line(format!("directory: {}", show(&self.directory)));
         if self.nccl {
             line("LD_PRELOAD: begins with the libnccl.so.2 of each host's ringcomm".into());
+        }
+        if self.compat {
+            line("PYTHONPATH: begins with the folder `compat` of each host's ringcomm".into());
         }
         for (name, value) in &self.forwarded {
             line(format!("forwarded: {}={}", show(name), show(value)));

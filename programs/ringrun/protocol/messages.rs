@@ -53,6 +53,8 @@ pub struct Job {
     pub remote: bool,
     /// Ranks get ringcomm's library where they ask for NCCL's.
     pub nccl: bool,
+    /// Python ranks get ringcomm where they import Horovod or apex.
+    pub compat: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -128,7 +130,8 @@ impl ToAgent {
                 .perhaps(job.raw_output)
                 .number(job.grace.as_millis().min(u32::MAX.into()) as u32)
                 .number(u32::from(job.remote))
-                .number(u32::from(job.nccl)),
+                .number(u32::from(job.nccl))
+                .number(u32::from(job.compat)),
             ToAgent::Signal(signal) => Writer::new(1).number(*signal as u32),
             ToAgent::Input(bytes) => Writer::new(2).bytes(bytes),
             ToAgent::InputEnd => Writer::new(3),
@@ -156,6 +159,7 @@ impl ToAgent {
                 grace: Duration::from_millis(reader.number()?.into()),
                 remote: reader.number()? != 0,
                 nccl: reader.number()? != 0,
+                compat: reader.number()? != 0,
             }),
             1 => ToAgent::Signal(reader.number()? as i32),
             2 => ToAgent::Input(reader.bytes()?),
@@ -237,6 +241,7 @@ mod tests {
             grace: Duration::from_millis(1500),
             remote: true,
             nccl: true,
+            compat: true,
         }
     }
 

@@ -146,3 +146,23 @@ fn every_host_has_a_library_of_its_own() {
     let out = ran(installed(&here, &dry, NAMES)).expect(0).out;
     assert!(out.contains("LD_PRELOAD: begins with the libnccl.so.2 of each host's"), "{out}");
 }
+
+#[test]
+fn horovod_and_apex_are_in_the_package_around_ringrun() {
+    let folder = installation("compat");
+    let with = |options: &[&str], before: &str| {
+        let mut command = installed(&folder, options, "echo $PYTHONPATH");
+        command.env("PYTHONPATH", before);
+        ran(command)
+    };
+    let none = with(&["--compat", "-np", "1"], "");
+    assert!(none.err.contains("--compat needs the Python package's folder"), "{}", none.err);
+    none.expect(127);
+    let root = folder.0.display().to_string();
+    std::fs::create_dir_all(folder.0.join("compat/horovod")).unwrap();
+    std::fs::write(folder.0.join("compat/horovod/__init__.py"), "").unwrap();
+    let around = folder.0.parent().unwrap().display();
+    let found = with(&["--compat", "-np", "1"], "/else").expect(0).out;
+    assert_eq!(found, format!("{root}/compat:{around}:/else\n"));
+    assert_eq!(with(&["-np", "1"], "/else").expect(0).out, "/else\n", "nobody asked for it");
+}

@@ -34,6 +34,8 @@ TICK_S = 1.0
 #: Ranks that all wait for other operations than those that the others have look again after at
 #: most so long.
 MOST_PAUSE_S = 0.05
+#: Cycles for which operations are collected while more come.
+MOST_CYCLES = 8
 #: Longer than a rank that computes is without a tick.
 MOST_GOODBYE_S = 30.0
 #: Numbers that a round carries with its first message; two cache lines' worth more take no longer.
@@ -128,7 +130,8 @@ class Coordinator:
             self._numbers[key] = number
             self._mine[request.name] = request
             self._new.append(request)
-            if not soon and not self._driving:
+            # The thread is told of the first, and looks itself whether more come.
+            if not soon and not self._driving and len(self._new) == 1:
                 self._wake.notify()
                 if self._pause_s and self._waiting:
                     self._changed.notify_all()
@@ -194,14 +197,21 @@ class Coordinator:
                 elif self._closing or self._joining is not None:
                     self._drive()
                 elif self._new:
-                    # What comes with it goes with it.
-                    self._wake.wait(self._settings.cycle_s)
+                    self._collect()
                     if not self._driving and not self._waiting and not self._closing:
                         self._drive()
                 elif self._mine or time.monotonic() - self._last_round >= TICK_S:
                     self._drive()
                 else:
                     self._wake.wait(TICK_S)
+
+    def _collect(self) -> None:
+        """Wait until no more comes, for a few cycles: what comes together goes together."""
+        for _ in range(MOST_CYCLES):
+            before = len(self._new)
+            self._wake.wait(self._settings.cycle_s)
+            if len(self._new) == before or self._waiting or self._closing:
+                return
 
     def _drive(self) -> None:
         """One round, in this thread; the lock is held, but not while ranks talk."""
