@@ -86,7 +86,7 @@ def torch_venv():
     """The virtual environment of what uses PyTorch: its wheel wants its CUDA libraries also on the CPU,
     5.4 GB, a minute."""
     return venv("torch<3", "numpy<3", "scikit-learn<2", "tensorboard<3", "pytest<10", "expecttest<1",
-                "mypy<3", "torchft<1", "parameterized<1", name="venv-torch")
+                "mypy<3", "torchft<1", "parameterized<1", "cloudpickle<4", name="venv-torch")
 
 
 def nccl_venv():

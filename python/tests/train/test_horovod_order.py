@@ -176,6 +176,16 @@ def test_ten_thousand_submissions_of_three_threads_on_four_ranks():
     run(4, joined, partial(many, 10_000))
 
 
+def objects():
+    """What was made in a main program travels by what it is, and names belong together."""
+    pytest.importorskip("cloudpickle")
+    double = hvd.broadcast_object(lambda number: 2 * number, root_rank=1, name="double")
+    assert double(21) == 42
+    assert [one(1) for one in hvd.allgather_object(lambda number: number + 5)] == [6] * RANKS
+    with pytest.raises(hvd.HorovodInternalError, match="root_rank 0.*root_rank 1"):
+        hvd.broadcast_object("it", root_rank=int(hvd.rank() == 1), name="it")
+
+
 def two_optimizers():
     """A backward pass that reaches two optimizers in another order on each rank."""
     parts = [nn.Linear(4, 4, bias=False) for _ in range(2)]
@@ -200,7 +210,8 @@ def two_optimizers():
 
 @pytest.mark.parametrize(
     "body",
-    [in_other_orders, of_every_kind, nameless, from_threads, two_of_one_name, two_optimizers],
+    [in_other_orders, of_every_kind, nameless, from_threads, two_of_one_name, objects,
+     two_optimizers],
     ids=lambda body: body.__name__,
 )
 def test_in_any_order(body):
