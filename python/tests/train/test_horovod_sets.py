@@ -8,7 +8,7 @@ from torch import nn
 
 import ringcomm.horovod.torch as hvd
 from ranks_in_processes import run
-from ringcomm.horovod.torch.adasum import combined
+from ringcomm.horovod.adasum import combined
 from test_horovod import RANKS, everyone, joined, loss_of, model_of
 
 

@@ -1,10 +1,4 @@
-"""Adasum: a sum of gradients that do not point the same way, and an average of those that do.
-
-    adasum(a, b) = (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b
-
-Of more than two ranks, of pairs of pairs: Maleki et al., "Scaling Distributed Training with
-Adaptive Summation", 2020. Every rank has all tensors then, and adds them in the same order.
-"""
+"""Adasum of tensors: see `ringcomm.horovod.adasum`."""
 
 from __future__ import annotations
 
@@ -12,6 +6,7 @@ from typing import Any, Callable, List, Optional
 
 import torch
 
+from ..adasum import check, combined
 from ..process_sets import ProcessSet
 from ..requests import Request, Signature
 from .tensors import bytes_of, described, on_its_stream
@@ -26,11 +21,7 @@ def adasum(
     """Combine these where they lie, each by itself; the number of ranks is a power of two."""
     coordinator = process_set.coordinator
     ranks = coordinator.size
-    if ranks & (ranks - 1):
-        raise NotImplementedError(f"Adasum is for a power of two of ranks; there are {ranks}")
-    for output in outputs:
-        if not output.is_floating_point():
-            raise ValueError(f"Adasum is for floating point numbers; not for {output.dtype}")
+    check(ranks, [one.dtype for one in outputs], [one.is_floating_point() for one in outputs])
 
     def run() -> None:
         for output in outputs:
@@ -46,17 +37,3 @@ def adasum(
         coordinator.name("adasum", name), signature, result, on_its_stream(outputs[0], run)
     )
     return coordinator.submit(request)
-
-
-def combined(parts: List[torch.Tensor]) -> torch.Tensor:
-    """Adasum of these, of neighbours first."""
-    while len(parts) > 1:
-        parts = [_pair(one, other) for one, other in zip(parts[::2], parts[1::2])]
-    return parts[0]
-
-
-def _pair(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    along = (one * other).sum()
-    # Of a tensor of zeros there is nothing to take away.
-    mine, its = (part.square().sum().clamp_min(torch.finfo(part.dtype).tiny) for part in (one, other))
-    return (1 - along / (2 * mine)) * one + (1 - along / (2 * its)) * other
