@@ -159,9 +159,17 @@ def refusals():
         hvd.DistributedGradientTape(
             tf.GradientTape(), op=hvd.Sum, gradient_predivide_factor=2.0
         )
-    with pytest.raises(ValueError, match="gradient_accumulation_steps"):
-        khvd.DistributedOptimizer(tf.keras.optimizers.SGD(), backward_passes_per_step=2)
-    with pytest.raises(ValueError, match="not scaled"):
+    with pytest.raises(ValueError, match="1 or more"):
+        khvd.DistributedOptimizer(tf.keras.optimizers.SGD(), backward_passes_per_step=0)
+    with pytest.raises(ValueError, match="Average or Sum"):
+        khvd.DistributedOptimizer(tf.keras.optimizers.SGD(), op=hvd.Adasum)
+    with pytest.raises(ValueError, match="is none"):
+        hvd.DistributedOptimizer("sgd")
+    with pytest.raises(ValueError, match="list of lists"):
+        hvd.DistributedGradientTape(tf.GradientTape(), groups=0)
+    with pytest.raises(RuntimeError, match="broadcast_variables"):
+        hvd.broadcast_global_variables(0)
+    with pytest.raises(NotImplementedError, match="not scaled"):
         hvd.allreduce(tf.IndexedSlices(tf.ones([1]), tf.constant([0])), prescale_factor=2.0)
     assert not hvd.nccl_built() and not khvd.mpi_built()
     with pytest.raises(ValueError, match="neither"):
@@ -205,6 +213,72 @@ def rows():
     check(body)
 
 
+def in_branches():
+    """Names in branches and loops do not tell how much a rank has done before."""
+    mine = tf.constant([hvd.rank() + 1.0])
+    for _ in range(7 * hvd.rank()):
+        tf.function(lambda one: tf.cond(one > 0, lambda: one, lambda: -one))(mine[0])
+
+    @tf.function
+    def body(several):
+        with tf.GradientTape() as tape:
+            tape.watch(mine)
+            one = tf.cond(several, lambda: hvd.allreduce(mine, op=hvd.Sum), lambda: mine)
+        loop = tf.while_loop(
+            lambda at, _: at < 2,
+            lambda at, sum: (at + 1, sum + hvd.allreduce(mine, op=hvd.Max)),
+            (0, tf.zeros([1])),
+        )
+        return one, tape.gradient(one, mine), loop[1]
+
+    assert [one.numpy().tolist() for one in body(tf.constant(True))] == [[6], [3], [6]]
+
+
+def others():
+    rank, some = hvd.rank(), hvd.add_process_set([0, 2])
+
+    def body():
+        asked = [hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op()]
+        tf.debugging.assert_equal(tf.stack(asked), [rank, RANKS, rank, RANKS])
+        number = some.process_set_id
+        tf.debugging.assert_equal(hvd.process_set_included_op(number), int(rank != 1))
+        tf.debugging.assert_equal(hvd.size_op(number), 2)
+        hvd.barrier()
+        if rank != 1:
+            apart = tf.constant([[3.0, 0], [0, 3]])[rank // 2]
+            found = hvd.grouped_allreduce([apart, [1.0 + rank]], op=hvd.Adasum, process_set=some)
+            tf.debugging.assert_near(found[0], [3.0, 3.0])
+            tf.debugging.assert_near(found[1], [2.0])  # Of one direction: the average of 1 and 3.
+        with tf.GradientTape() as tape:
+            tape.watch(mine)
+            loss = tf.reduce_sum(mine * (rank + 1))
+        # Who is not in the set keeps its own.
+        found = hvd.DistributedGradientTape(tape, process_set=some).gradient(loss, mine)
+        tf.debugging.assert_equal(found, [2.0])
+        with tf.name_scope(f"scope_{rank}"):
+            tf.debugging.assert_equal(
+                hvd.allreduce(mine, name="it", ignore_name_scope=True, op=hvd.Sum), [6.0]
+            )
+
+    mine = tf.constant([rank + 1.0])
+    check(body)
+    variables = [tf.Variable([rank]), tf.Variable(2.0 * rank)]
+    new = hvd.broadcast_(variables, root_rank=1)
+    for values in (variables, new):
+        assert [float(np.sum(one)) for one in values] == [1, 2]
+    assert hvd.broadcast_object_fn(2)(rank) == 2 == hvd.broadcast_object(rank, 2, None, "it")
+    assert hvd.check_num_rank_power_of_2(4) and not hvd.check_num_rank_power_of_2(RANKS)
+    with pytest.raises(NotImplementedError, match="power of two"):
+        hvd.allreduce(mine, op=hvd.Adasum)
+    kept = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0))
+    weight = tf.Variable([0.0])
+    kept.apply_gradients(kept.compute_gradients(lambda: tf.reduce_sum(weight * mine), [weight]))
+    assert weight.numpy().tolist() == [-2]
+    of_keras = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0))
+    of_keras.apply([mine], [weight])
+    assert weight.numpy().tolist() == [-4]
+
+
 def in_other_orders():
     """Names of the program's, in another order on each rank, from threads."""
     rank, answers = hvd.rank(), {}
@@ -238,7 +312,10 @@ def uneven():
 
 @pytest.mark.parametrize(
     "body",
-    [reductions, moves, unlike, tapes, gradients, refusals, rows, in_other_orders, uneven],
+    [
+        reductions, moves, unlike, tapes, gradients, refusals, rows, in_branches, others,
+        in_other_orders, uneven,
+    ],  # fmt: skip
     ids=lambda body: body.__name__,
 )
 def test_calls(body):

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib.util
 import os
+import re
 from typing import Any, Callable, Iterator, List, Sequence
 
 from ..job import (
@@ -20,7 +21,8 @@ from ..job import (
 
 __all__ = [
     "ccl_built", "cuda_built", "ddl_built", "env", "extension_available", "gloo_built",
-    "gpu_available", "mpi_built", "nccl_built", "num_rank_is_power_2", "rocm_built", "split_list",
+    "gpu_available", "is_version_greater_equal_than", "mpi_built", "nccl_built",
+    "num_rank_is_power_2", "rocm_built", "split_list",
 ]  # fmt: skip
 
 
@@ -37,6 +39,12 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether a version is this one or later, by its numbers."""
+    mine, its = ([int(one) for one in re.findall(r"\d+", text)[:3]] for text in (ver, target))
+    return mine >= its
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:

@@ -1,11 +1,12 @@
-"""Horovod's interface for TensorFlow 2: `import ringcomm.horovod.tensorflow as hvd`.
+"""Horovod's interface for TensorFlow: `import ringcomm.horovod.tensorflow as hvd`.
 
     hvd.init()
     tape = hvd.DistributedGradientTape(tape)
     hvd.broadcast_variables(model.variables, root_rank=0)
 
-For `model.fit` there is `ringcomm.horovod.tensorflow.keras`. Calls run on the CPU, outside of XLA:
-compile with `jit_compile=False`.
+Programs in the style of TensorFlow 1 use `DistributedOptimizer` and `BroadcastGlobalVariablesHook`
+through `tf.compat.v1`. For `model.fit` there is `ringcomm.horovod.tensorflow.keras`. Calls run on
+the CPU, outside of XLA: compile with `jit_compile=False`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from __future__ import annotations
 from typing import Any
 
 from .. import job as _job
+from ..common.util import num_rank_is_power_2 as check_num_rank_power_of_2
 from ..exceptions import HorovodInternalError
 from ..job import *  # noqa: F403
-from ..objects import allgather_object, broadcast_object
-from ..operations import Average, Max, Min, Product, Sum
+from ..operations import Adasum, Average, Max, Min, Product, Sum
 from ..process_sets import (
     ProcessSet,
     add_process_set,
@@ -36,15 +37,29 @@ from .calls import (
     reducescatter,
 )
 from .compression import Compression
-from .gradients import DistributedGradientTape
-from .variables import broadcast_variables
+from .gradients import DistributedGradientTape, PartialDistributedGradientTape
+from .optimizer import DistributedOptimizer
+from .ranks import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
+from .sync_batch_norm import SyncBatchNormalization
+from .variables import (
+    BroadcastGlobalVariablesHook,
+    allgather_object,
+    broadcast_,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
+)
 
 __all__ = [
-    "Average", "Compression", "DistributedGradientTape", "HorovodInternalError", "Max", "Min",
-    "ProcessSet", "Product", "Sum", "add_process_set", "allgather", "allgather_object",
-    "allreduce", "alltoall", "barrier", "broadcast", "broadcast_object", "broadcast_variables",
-    "global_process_set", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter",
-    "join", "reducescatter", "remove_process_set",
+    "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape",
+    "DistributedOptimizer", "HorovodInternalError", "Max", "Min", "PartialDistributedGradientTape",
+    "ProcessSet", "Product", "Sum", "SyncBatchNormalization", "add_process_set", "allgather",
+    "allgather_object", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_",
+    "broadcast_global_variables", "broadcast_object", "broadcast_object_fn", "broadcast_variables",
+    "check_num_rank_power_of_2", "global_process_set", "grouped_allgather", "grouped_allreduce",
+    "grouped_reducescatter", "join", "local_rank_op", "local_size_op", "process_set_included_op",
+    "rank_op", "reducescatter", "remove_process_set", "size_op",
 ]  # fmt: skip
 __all__ += _job.__all__
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..._native import ReduceOp
 from ...buffers import target
+from ..adasum import check, combined
 from ..operations import name_of
 from ..process_sets import ProcessSet, place_of
 from ..requests import Described, Request, Signature
@@ -88,15 +89,44 @@ def _bytes(one: Any) -> Any:
     return one.reshape(-1).view(np.uint8)
 
 
-def broadcast(one: Any, root_rank: int, process_set: ProcessSet, name: Optional[str]) -> Any:
-    """The root's array."""
+def adasum(arrays: Arrays, process_set: ProcessSet, name: Optional[str]) -> Arrays:
+    """Adasum of each of these by itself, as one operation."""
+    coordinator = process_set.coordinator
+    ranks = coordinator.size
+    sources = [np.array(one, order="C") for one in arrays]
+    check(ranks, [one.dtype for one in sources], [_is_floating(one.dtype) for one in sources])
+    outputs: Arrays = []
+
+    def run() -> None:
+        for source in sources:
+            gathered = np.empty((ranks, *source.shape), source.dtype)
+            coordinator.comm.all_gather(_bytes(source), _bytes(gathered))
+            found = combined(list(gathered.astype(np.float64)))
+            outputs.append(np.asarray(found).astype(source.dtype))
+
+    _done("adasum", name, sources, (), process_set, run)
+    return outputs
+
+
+def _is_floating(dtype: Any) -> bool:
+    """Also bfloat16, which is not NumPy's own."""
+    return np.issubdtype(dtype, np.floating) or "float" in dtype.name
+
+
+def broadcast(
+    arrays: Arrays, root_rank: int, process_set: ProcessSet, name: Optional[str]
+) -> Arrays:
+    """The root's arrays, as one operation."""
     comm = process_set.coordinator.comm
     root = place_of(root_rank, process_set)
-    output = np.array(one, order="C")
-    how = (("root_rank", root_rank),)
-    run = lambda: comm.broadcast(_bytes(output), root=root)  # noqa: E731
-    _done("broadcast", name, [output], how, process_set, run)
-    return output
+    outputs = [np.array(one, order="C") for one in arrays]
+
+    def run() -> None:
+        for output in outputs:
+            comm.broadcast(_bytes(output), root=root)
+
+    _done("broadcast", name, outputs, (("root_rank", root_rank),), process_set, run)
+    return outputs
 
 
 def all_to_all(

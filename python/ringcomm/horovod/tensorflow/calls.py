@@ -8,12 +8,14 @@ Gradients are what Horovod makes of them: behind `allreduce` reduced as `op` say
 
 from __future__ import annotations
 
+import re
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
 import tensorflow as tf
 
 from ..job import job, rank
-from ..operations import Average, Op, Sum, asked_for, linear
+from ..operations import Adasum, Average, Op, Sum, asked_for, linear, name_of
 from ..process_sets import ProcessSet, global_process_set
 from ..requests import Request, Signature
 from . import arrays
@@ -27,8 +29,30 @@ def named(kind: str, given: Optional[str]) -> Optional[str]:
         return given
     graph = tf.compat.v1.get_default_graph()
     unique: str = graph.unique_name(kind)
-    # Functions' graphs have names, and TensorFlow 1 has one graph.
-    return f"{getattr(graph, 'name', 'graph')}/{unique}"
+    return f"{_name_of(graph)}/{unique}"
+
+
+def _name_of(graph: Any) -> str:
+    """A graph's name: functions' graphs have names, and TensorFlow 1 has one graph.
+
+    Those of branches and loops end with how many things the process has made, in which ranks
+    differ.
+    """
+    name = getattr(graph, "name", "graph")
+    if type(graph).__name__ == "FuncGraph" or not hasattr(graph, "outer_graph"):
+        return str(name)
+    return f"{_name_of(graph.outer_graph)}/{_COUNT.sub('', name)}"
+
+
+_COUNT = re.compile(r"_\d+(?=_|$)")
+
+
+def scoped(given: Optional[str], ignore_name_scope: bool) -> Optional[str]:
+    """The name that a program gives, in a graph behind the scope that it is given in."""
+    if not given or ignore_name_scope or tf.executing_eagerly():
+        return given
+    scope = tf.compat.v1.get_default_graph().get_name_scope()
+    return f"{scope}/{given}" if scope else given
 
 
 def called(
@@ -39,7 +63,8 @@ def called(
     if tf.executing_eagerly():
         made = function([tensor.numpy() for tensor in tensors])
         return [tf.convert_to_tensor(one) for one in made]
-    outputs = tf.numpy_function(lambda *given: function(list(given)), tensors, types)
+    with tf.device("/cpu:0"):
+        outputs = tf.numpy_function(lambda *given: function(list(given)), tensors, types)
     outputs = [outputs] if not isinstance(outputs, (list, tuple)) else list(outputs)
     for output, shape in zip(outputs, shapes):
         output.set_shape(shape)
@@ -71,6 +96,8 @@ class _Reduction(NamedTuple):
         name = named("allreduce", self.name)
 
         def reduce(given: Arrays) -> Arrays:
+            if op is Adasum:
+                return arrays.adasum(given, self.process_set, name)
             return arrays.all_reduce(given, op, self.process_set, name)
 
         return [scaled(one, self.factors[1]) for one in called(reduce, sent, types, shapes)]
@@ -95,19 +122,33 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
     name: Optional[str] = None,
 ) -> List[Any]:
     """Every tensor averaged over all ranks, or what `op` says, as one operation; through it
-    gradients flow."""
-    how = _Reduction(
-        asked_for(average, op), (prescale_factor, postscale_factor), process_set, name
-    )
+    gradients flow.
+
+    Of `tf.IndexedSlices` every rank gets the slices of all; they are an operation of their own.
+    """
+    asked, factors = asked_for(average, op), (prescale_factor, postscale_factor)
+    whole_name = scoped(name, ignore_name_scope)
     kind = Compression.none if compression is None else compression
-    if not tensors:
-        return []
-    pairs = [kind.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
-    reduced = how([sent for sent, _ in pairs])
-    return [kind.decompress(one, ctx) for one, (_, ctx) in zip(reduced, pairs)]
+    answers: List[Any] = list(tensors)
+    sparse = [at for at, one in enumerate(answers) if isinstance(one, tf.IndexedSlices)]
+    dense = [at for at, one in enumerate(answers) if not isinstance(one, tf.IndexedSlices)]
+    if dense:
+        pairs = [kind.compress(tf.convert_to_tensor(answers[at])) for at in dense]
+        reduced = _Reduction(asked, factors, process_set, whole_name)([sent for sent, _ in pairs])
+        for at, one, (_, ctx) in zip(dense, reduced, pairs):
+            answers[at] = kind.decompress(one, ctx)
+    if sparse:
+        # Two operations that may run at the same time need two threads of TensorFlow's.
+        with tf.control_dependencies([answers[at] for at in dense[:1]]):
+            given = [answers[at] for at in sparse]
+            every = _gathered_slices(given, asked, factors, process_set, whole_name)
+        for at, slices in zip(sparse, every):
+            answers[at] = slices
+    return answers
 
 
 def allreduce(
@@ -121,47 +162,56 @@ def allreduce(
     postscale_factor: float = 1.0,
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
 ) -> Any:
     """The average of every rank's tensor, or what `op` says; through it gradients flow.
 
     Of `tf.IndexedSlices` every rank gets the slices of all.
     """
-    factors = (prescale_factor, postscale_factor)
-    if isinstance(tensor, tf.IndexedSlices):
-        return _gathered_slices(tensor, asked_for(average, op), factors, process_set, name)
     return grouped_allreduce(
-        [tensor], average, "", "", compression, op, *factors, process_set, name
-    )[0]
+        [tensor], average, "", "", compression, op, prescale_factor, postscale_factor,
+        process_set, ignore_name_scope, name,
+    )[0]  # fmt: skip
 
 
 def _gathered_slices(
-    slices: Any, op: Op, factors: Tuple[float, float], process_set: ProcessSet,
+    given: Sequence[Any], op: Op, factors: Tuple[float, float], process_set: ProcessSet,
     name: Optional[str],
-) -> Any:  # fmt: skip
+) -> List[Any]:  # fmt: skip
     if factors != (1.0, 1.0):
-        raise ValueError(
+        raise NotImplementedError(
             "slices are not scaled: prescale_factor and postscale_factor are for dense"
         )
-    values, indices = grouped_allgather([slices.values, slices.indices], name, process_set)
-    if linear(op, "slices") is Average:
-        values = values / tf.cast(process_set.size(), values.dtype)
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
+    if op not in (Average, Sum):
+        raise NotImplementedError(
+            f"slices are averaged or summed, not {name_of(op)}; make them dense first "
+            "(sparse_as_dense=True)"
+        )
+    parts = [part for slices in given for part in (tf.identity(slices.values), slices.indices)]
+    came = grouped_allgather(parts, name, True, process_set)
+    answers = []
+    for slices, values, indices in zip(given, came[::2], came[1::2]):
+        if op is Average:
+            values = values / tf.cast(process_set.size(), values.dtype)
+        answers.append(tf.IndexedSlices(values, indices, slices.dense_shape))
+    return answers
 
 
 def grouped_allgather(
     tensors: Sequence[Any],
     name: Optional[str] = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> List[Any]:
     """`allgather` of several tensors, as one operation."""
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    count = len(given)
+    count, asked = len(given), scoped(name, ignore_name_scope)
 
     @tf.custom_gradient
     def gathered(*ones: Any) -> Any:
         types = [one.dtype for one in ones] + [tf.int32] * count
         shapes = [tf.TensorShape([None]).concatenate(one.shape[1:]) for one in ones]
-        whole_name = named("allgather", name)
+        whole_name = named("allgather", asked)
         both = called(
             lambda found: arrays.all_gather(found, process_set, whole_name), ones, types,
             [*shapes, *[[process_set.size()]] * count],
@@ -180,46 +230,65 @@ def grouped_allgather(
 
         return both, mine
 
-    answer: List[Any] = list(gathered(*given))[:count]
+    answer: List[Any] = list(gathered(*given))[:count] if given else []
     return answer
 
 
 def allgather(
-    tensor: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set
+    tensor: Any,
+    name: Optional[str] = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Every rank's tensor, one after the other along the first dimension, in which they may
     differ; through it gradients flow."""
-    return grouped_allgather([tensor], name, process_set)[0]
+    return grouped_allgather([tensor], name, ignore_name_scope, process_set)[0]
+
+
+def grouped_broadcast(
+    tensors: Sequence[Any],
+    root_rank: int,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+) -> List[Any]:
+    """The root's tensors, as one operation; through it gradients flow to the root."""
+
+    @tf.custom_gradient
+    def sent(*ones: Any) -> Any:
+        whole_name = named("broadcast", name)
+
+        def of_root(*grads: Any) -> List[Any]:
+            given = [tf.convert_to_tensor(grad) for grad in grads]
+            means = grouped_allreduce(given, op=Average, process_set=process_set)
+            return means if rank() == root_rank else [tf.zeros_like(mean) for mean in means]
+
+        def run(found: Arrays) -> Arrays:
+            return arrays.broadcast(found, root_rank, process_set, whole_name)
+
+        types, shapes = [one.dtype for one in ones], [one.shape for one in ones]
+        return called(run, ones, types, shapes), of_root
+
+    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    return list(sent(*given)) if given else []
 
 
 def broadcast(
     tensor: Any,
     root_rank: int,
     name: Optional[str] = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """The root's tensor; through it gradients flow to the root."""
-
-    @tf.custom_gradient
-    def sent(one: Any) -> Any:
-        whole_name = named("broadcast", name)
-
-        def of_root(grad: Any) -> Any:
-            mean = allreduce(tf.convert_to_tensor(grad), op=Average, process_set=process_set)
-            return mean if rank() == root_rank else tf.zeros_like(mean)
-
-        def run(found: Arrays) -> Arrays:
-            return [arrays.broadcast(found[0], root_rank, process_set, whole_name)]
-
-        return called(run, [one], [one.dtype], [one.shape])[0], of_root
-
-    return sent(tf.convert_to_tensor(tensor))
+    whole_name = scoped(name, ignore_name_scope)
+    return grouped_broadcast([tensor], root_rank, whole_name, process_set)[0]
 
 
 def alltoall(
     tensor: Any,
     splits: Optional[Any] = None,
     name: Optional[str] = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Rows of the tensor to every rank, equally many or as `splits` says; what came from each.
@@ -230,9 +299,11 @@ def alltoall(
     if out is not None and not out.dtype.is_integer:
         raise ValueError(f"alltoall: splits are integers; these are {out.dtype.name}")
 
+    asked = scoped(name, ignore_name_scope)
+
     @tf.custom_gradient
     def exchanged(one: Any) -> Any:
-        whole_name = named("alltoall", name)
+        whole_name = named("alltoall", asked)
         shapes = [tf.TensorShape([None]).concatenate(one.shape[1:]), [process_set.size()]]
 
         def run(found: Arrays) -> Arrays:
@@ -265,6 +336,8 @@ def grouped_reducescatter(
 ) -> List[Any]:
     """`reducescatter` of several tensors, as one operation."""
     kind = linear(op, "reducescatter: tensors")
+    if not tensors:
+        return []
     pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
 
     @tf.custom_gradient
@@ -295,26 +368,37 @@ def reducescatter(
     op: Op = Average,
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
     """Reduce over all ranks; this rank's share of the result's rows, of which the first ranks have
     one more where they do not divide."""
-    factors = (prescale_factor, postscale_factor)
     return grouped_reducescatter(
-        [tensor], "", compression, op, process_set, *factors, name
-    )[0]
+        [tensor], "", compression, op, process_set, prescale_factor, postscale_factor,
+        scoped(name, ignore_name_scope),
+    )[0]  # fmt: skip
 
 
-def join() -> int:
+def join() -> Any:
     """Say that this rank has no more data, and go along with the others' `allreduce` with zeros;
-    returns when all ranks have joined: the rank that did last."""
-    last: int = job().coordinator.join(None).wait()
-    return last
+    done when all ranks have joined: the rank that did last."""
+
+    def run(_: Arrays) -> Arrays:
+        return [np.array(job().coordinator.join(None).wait(), np.int32)]
+
+    return called(run, [], [tf.int32], [[]])[0]
 
 
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait for every rank."""
-    coordinator = process_set.coordinator
-    request = Request(coordinator.name("barrier", None), Signature.of("barrier"), lambda: None)
-    coordinator.submit(request, soon=True).wait()
+def barrier(process_set: ProcessSet = global_process_set) -> Any:
+    """Wait for every rank; in a graph, an operation that does."""
+    name = named("barrier", None)
+
+    def run(_: Arrays) -> Arrays:
+        coordinator = process_set.coordinator
+        request = Request(coordinator.name("barrier", name), Signature.of("barrier"), lambda: None)
+        coordinator.submit(request, soon=True).wait()
+        return [np.array(0, np.int32)]
+
+    done = called(run, [], [tf.int32], [[]])[0]
+    return None if tf.executing_eagerly() else done
