@@ -189,6 +189,18 @@ class Coordinator:
             one.abort() if late else one.shutdown()
         self.comm.abort() if late else self.comm.destroy()
 
+    def stop(self, broken: bool) -> None:
+        """End the rounds after `begin_close` and leave the communicator, for a job that goes on
+        with other ranks."""
+        self._thread.join(MOST_GOODBYE_S)
+        late = self._thread.is_alive()
+        for one in self.of_framework.values():
+            one.abort() if late or broken else one.shutdown()
+        if late:
+            raise HorovodInternalError(
+                f"rank {self.rank}: the other ranks have not answered within {MOST_GOODBYE_S:g} s"
+            )
+
     def _serve(self) -> None:
         with self._lock:
             while self._ended is None:

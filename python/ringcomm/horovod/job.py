@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import platform
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple, cast
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, cast
 
 from .. import launch
 from ..buffers import CPU
@@ -27,6 +28,8 @@ __all__ = [
     "start_timeline", "stop_timeline",
 ]  # fmt: skip
 
+_log = logging.getLogger("ringcomm.horovod")
+
 _PAGE = (
     "what of Horovod is here, and what takes the place of the rest, is in "
     "docs/python/from-horovod.md"
@@ -36,7 +39,7 @@ _PAGE = (
 class Job:
     """A communicator, and who is on which host."""
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Communicator, timeline: Optional[Timeline] = None) -> None:
         self.comm = comm
         places: List[Tuple[str, Optional[int]]] = comm.all_gather_object(_place())
         hosts, order = [host for host, _ in places], _local_ranks(places)
@@ -46,14 +49,49 @@ class Job:
         self.cross_rank, self.cross_size = same.index(hosts[comm.rank]), len(same)
         self.homogeneous = len({hosts.count(host) for host in hosts}) == 1
         self.process = os.getpid()
-        self.settings, self.timeline = from_environment(), Timeline()
-        if self.settings.timeline is not None and comm.rank == 0:
+        self.settings, self.timeline = from_environment(), timeline or Timeline()
+        if timeline is None and self.settings.timeline is not None and comm.rank == 0:
             self.timeline.start(self.settings.timeline, self.settings.mark_cycles)
-        #: Registered sets by their numbers, and how many there have been.
+        #: What the launcher calls the ranks, which is not their number where some have gone.
+        self.slots: List[str] = []
+        if os.environ.get("RINGCOMM_ELASTIC"):
+            self.slots = comm.all_gather_object(os.environ.get("RINGCOMM_RANK", ""))
+        #: Registered sets by their numbers, and how many there have been; and those of `init`.
         self.process_sets: Dict[int, "ProcessSet"] = {}
         self.sets_made = 0
+        self.first_sets: List["ProcessSet"] = []
         everyone = range(comm.nranks)
         self.coordinator = Coordinator(comm, everyone, self.settings, self.timeline)
+
+    def halt(self, broken: bool) -> None:
+        """End the operations, on all ranks alike, and forget the process sets; the communicator
+        stays. `broken`: the communicator is, so that nobody is told."""
+        sets = [*self.process_sets.values()]
+        own = [one._coordinator for one in sets if one._coordinator is not None]
+        for one in sets:
+            one.process_set_id = one._coordinator = None
+        self.process_sets.clear()
+        for coordinator in own:
+            if broken:
+                coordinator.comm.abort()
+            coordinator.begin_close()
+        self.coordinator.begin_close()
+        self.coordinator.stop(broken)
+        for coordinator in own:
+            coordinator.stop(broken)
+            coordinator.comm.destroy()
+
+    def register(self, sets: Sequence["ProcessSet"], all_fit: bool) -> None:
+        """Make the sets of `init`; unless all have to fit, those with ranks that there are not
+        are left out."""
+        from .process_sets import add_process_set
+
+        self.first_sets = [*sets]
+        for one in sets:
+            if all_fit or max(one.ranks, default=0) < self.comm.nranks:
+                add_process_set(one)
+            else:
+                _log.warning("%s is not there, as there are %d ranks", one, self.comm.nranks)
 
 
 def _place() -> Tuple[str, Optional[int]]:
@@ -62,11 +100,16 @@ def _place() -> Tuple[str, Optional[int]]:
     Machines of a cluster may have one name, and containers of a machine several.
     """
     local: Optional[int] = None
-    try:
-        said = launch.launcher().local_rank
-        local = said if said >= 0 else None
-    except RingUsageError:
-        pass
+    if _is_newcomer():
+        # The launcher's number of it may be beyond the ranks that the job began with.
+        said = os.environ.get("RINGCOMM_LOCAL_RANK", "")
+        local = int(said) if said.isdigit() else None
+    else:
+        try:
+            number = launch.launcher().local_rank
+            local = number if number >= 0 else None
+        except RingUsageError:
+            pass
     named = os.environ.get("RINGCOMM_HOSTID")
     if named:
         return f"named {named}", local
@@ -105,16 +148,45 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         raise ValueError("init() takes no ranks here: the launcher says who belongs to the job")
     if _job is not None:
         return
-    _job = Job(_launched())
-    if process_sets is None or process_sets == "dynamic":
-        return
-    from .process_sets import add_process_set
+    comm = _launched()
+    _job = Job(comm)
+    _appear()
+    if process_sets is not None and process_sets != "dynamic":
+        from .process_sets import ProcessSet
 
-    for one in process_sets:
-        add_process_set(one)
+        sets = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in process_sets]
+        _job.register(sets, all_fit=not _is_newcomer())
+
+
+def _is_newcomer() -> bool:
+    from .elastic import meeting
+
+    return meeting.is_newcomer()
+
+
+def _appear() -> None:
+    """Show newcomers of an elastic job that it has this rank."""
+    from .elastic import meeting
+
+    folder = meeting.here()
+    if folder is not None:
+        folder.be_rank()
+        folder.begin()
+
+
+def go_on(old: Job) -> None:
+    """Have a new job in the place of `old`, whose operations have ended, of the ranks that its
+    communicator now has."""
+    global _job
+    _job = Job(old.comm, old.timeline)
+    _job.register(old.first_sets, all_fit=False)
 
 
 def _launched() -> Communicator:
+    if _is_newcomer():
+        from .elastic import members
+
+        return members.joined()
     try:
         launch.launcher()
     except RingUsageError:
@@ -140,6 +212,12 @@ def shutdown() -> None:
     for coordinator in coordinators:
         coordinator.finish_close()
     ended.timeline.stop()
+    if os.environ.get("RINGCOMM_ELASTIC"):
+        from .elastic import meeting
+
+        folder = meeting.here()
+        if folder is not None:
+            folder.leave()
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

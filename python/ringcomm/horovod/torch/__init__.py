@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import elastic
 from .. import job as _job
 from ..exceptions import HorovodInternalError
 from ..job import *  # noqa: F403
@@ -65,8 +66,8 @@ __all__ = [
     "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async",
     "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_",
     "broadcast_async", "broadcast_async_", "broadcast_object", "broadcast_optimizer_state",
-    "broadcast_parameters", "global_process_set", "grouped_allgather", "grouped_allgather_async",
-    "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async",
+    "broadcast_parameters", "elastic", "global_process_set", "grouped_allgather",
+    "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async",
     "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async", "join",
     "poll", "reducescatter", "reducescatter_async", "remove_process_set", "sparse_allreduce_async",
     "synchronize",

@@ -41,7 +41,19 @@ class How:
         self.process_set, self.sparse_as_dense = process_set, sparse_as_dense
         #: Whether a compression only rounds, and to which type.
         self.rounds, self.rounded = rounded_to(compression)
-        self.divisor = process_set.size() if op == Average else 1
+        self.renew()
+
+    def renew(self) -> None:
+        """Divide by the number of ranks that there are now."""
+        self.divisor = self.process_set.size() if self.op == Average else 1
+
+    def ranks_now(self) -> Any:
+        """What orders the operations of the ranks that there are now; None: the job has ended, or
+        no longer has the process set."""
+        try:
+            return self.process_set.coordinator
+        except ValueError:
+            return None
 
 
 class _Named(Ranks):
@@ -120,7 +132,31 @@ class Exchange:
         self._alone: Set[int] = set()
         #: The sparse dimensions of those that travel as dense ones.
         self._dense: Dict[int, int] = {}
-        self._prefix = _prefix(how.process_set, [names[one] for one in parameters()])
+        self._hooked: Set[int] = set()
+        self._digest = _digest([names[one] for one in parameters()])
+        self._prefix = self._counted()
+        self._of = how.ranks_now()
+        self._take_in()
+        self._begin()
+
+    def _counted(self) -> str:
+        """The beginning of names of an optimizer's operations: of those with the same parameters,
+        the ranks make the same one first."""
+        return self._how.process_set.coordinator.name(f"gradients.{self._digest:08x}", None)
+
+    def renew(self) -> None:
+        """Where the job has other ranks than before: forget what was under way to them, and begin
+        as a newcomer does."""
+        if self._how.ranks_now() is self._of:
+            return
+        # The name stays; it is counted, as a newcomer counts it.
+        self._counted()
+        self._of = self._how.ranks_now()
+        self._how.renew()
+        self._units.clear()
+        self._unit_of.clear()
+        self._alone.clear()
+        self._dense.clear()
         self._take_in()
         self._begin()
 
@@ -135,8 +171,10 @@ class Exchange:
             self._units.append(kind(name, part, self._how))
             self._unit_of.update((id(one), number) for one in part)
         for parameter in new:
-            hooked: Any = parameter
-            hooked.register_post_accumulate_grad_hook(self._arrived)
+            if id(parameter) not in self._hooked:
+                self._hooked.add(id(parameter))
+                hooked: Any = parameter
+                hooked.register_post_accumulate_grad_hook(self._arrived)
 
     def _parts(self, new: Parameters) -> List[Parameters]:
         left = list(reversed(new))
@@ -160,6 +198,7 @@ class Exchange:
 
     def _arrived(self, parameter: Any) -> None:
         """A backward pass has added to this parameter's gradient."""
+        self.renew()
         key = id(parameter)
         sparse = parameter.grad is not None and parameter.grad.is_sparse
         if sparse and self._how.sparse_as_dense:
@@ -207,11 +246,12 @@ class Exchange:
     @property
     def under_way(self) -> bool:
         """Whether a backward pass has been since `finish`: this rank or another may have sent."""
-        return bool(self._left)
+        return bool(self._left) and self._how.ranks_now() is self._of
 
     def finish(self) -> None:
         """Send what is not sent, and wait for all of it. What no longer needs a gradient gets
         none."""
+        self.renew()
         self._take_in()
         self._missing += [0] * (len(self._units) - len(self._missing))
         self._sent += [False] * (len(self._units) - len(self._sent))
@@ -230,8 +270,5 @@ class Exchange:
         self._begin()
 
 
-def _prefix(process_set: ProcessSet, names: List[str]) -> str:
-    """The beginning of names of an optimizer's operations: of those with the same parameters, the
-    ranks make the same one first."""
-    digest = zlib.crc32(repr(names).encode())
-    return process_set.coordinator.name(f"gradients.{digest:08x}", None)
+def _digest(names: List[str]) -> int:
+    return zlib.crc32(repr(names).encode())
