@@ -69,6 +69,16 @@ pub struct Facts {
     pub restart: usize,
     /// RINGCOMM_ADDRESS, where the ranks do not find each other without.
     pub meeting: Option<String>,
+    pub elastic: Option<Elastic>,
+}
+
+/// What ranks of an elastic job know of it.
+#[derive(Clone, Debug)]
+pub struct Elastic {
+    /// Where newcomers wait.
+    pub folder: String,
+    pub least: usize,
+    pub most: usize,
 }
 
 /// Whether an outer launcher's variable is removed.
@@ -106,6 +116,11 @@ pub fn variables(place: &Place, facts: &Facts) -> Vec<(&'static str, String)> {
         ("HOROVOD_CROSS_RANK", text(place.cross_rank)),
         ("HOROVOD_CROSS_SIZE", text(place.cross_size)),
     ];
+    if let Some(elastic) = &facts.elastic {
+        all.push(("RINGCOMM_ELASTIC", elastic.folder.clone()));
+        all.push(("RINGCOMM_MIN_NP", text(elastic.least)));
+        all.push(("RINGCOMM_MAX_NP", text(elastic.most)));
+    }
     all.extend(facts.meeting.clone().map(|meeting| ("RINGCOMM_ADDRESS", meeting)));
     all
 }
@@ -124,6 +139,7 @@ pub fn is_own(name: &str) -> bool {
         restart: 0,
         // Whoever sets it knows a better place.
         meeting: None,
+        elastic: None,
     };
     // An agent's own.
     name == status_dir::VARIABLE || variables(&place, &facts).iter().any(|(own, _)| *own == name)

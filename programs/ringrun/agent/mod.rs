@@ -205,7 +205,8 @@ impl Agent {
         }
         let outbox = &mut self.outbox;
         for (pid, ended) in children::reap_all(|pid| self.crew.is_member(pid)) {
-            self.crew.ended(pid, ended, &mut |message| outbox.push(&message.frame()));
+            let mut tell = |message: ToLauncher| outbox.push(&message.frame());
+            self.crew.ended(self.job.as_ref(), pid, ended, &mut tell);
         }
         if self.job.is_some() && self.crew.is_over() {
             // Somebody may have left its rank's process group, and may hold its output.

@@ -41,7 +41,19 @@ pub struct Crew {
     members: Vec<Member>,
     pipes: Vec<Pipe>,
     input: Option<RankInput>,
+    /// Where ranks write themselves.
+    raw: Option<OwnedFd>,
+    replaced: u32,
+    /// The job was asked to end: nobody is replaced any more.
+    ending: bool,
 }
+
+/// What makes a rank a newcomer of an elastic job.
+const NEWCOMER: &str = "RINGCOMM_ELASTIC_JOIN";
+/// Signals that ask ranks to end, or end them.
+const ENDING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGKILL];
+/// How a newcomer ends that has found no job to join; another would not either.
+const TURNED_AWAY: i32 = 75;
 
 /// Where in a [`Watch`] the crew's descriptors are.
 pub struct CrewDescriptors {
@@ -54,7 +66,7 @@ impl Crew {
     /// Start every rank of a job; `tell` gets what became of each.
     pub fn start(job: &Job, tell: &mut impl FnMut(ToLauncher)) -> Crew {
         let mut crew = Crew::default();
-        let raw = match job.raw_output.map(|fd| poll::inherited(fd as i32)).transpose() {
+        crew.raw = match job.raw_output.map(|fd| poll::inherited(fd as i32)).transpose() {
             Ok(raw) => raw,
             Err(error) => {
                 for rank in &job.ranks {
@@ -64,7 +76,7 @@ impl Crew {
             }
         };
         for rank in &job.ranks {
-            match crew.start_one(job, rank, raw.as_ref()) {
+            match crew.start_one(job, rank) {
                 Ok(pid) => tell(ToLauncher::Started { rank: rank.rank, pid }),
                 Err((why, status)) => tell(not_started(rank.rank, why, status)),
             }
@@ -72,12 +84,7 @@ impl Crew {
         crew
     }
 
-    fn start_one(
-        &mut self,
-        job: &Job,
-        rank: &RankJob,
-        raw: Option<&OwnedFd>,
-    ) -> Result<u32, (String, u8)> {
+    fn start_one(&mut self, job: &Job, rank: &RankJob) -> Result<u32, (String, u8)> {
         let own = std::env::current_exe().unwrap_or_default();
         let program = match job.command.first() {
             Some(word) if !word.is_empty() => OsStr::from_bytes(word),
@@ -107,7 +114,7 @@ impl Crew {
         let reads = job.input_rank == Some(rank.rank);
         command.stdin(if reads { Stdio::piped() } else { Stdio::null() });
         let wrong = |error: io::Error| (error.to_string(), 126);
-        match raw {
+        match &self.raw {
             Some(raw) => command.stdout(raw.try_clone().map_err(wrong)?),
             None => command.stdout(Stdio::piped()).stderr(Stdio::piped()),
         };
@@ -217,7 +224,8 @@ impl Crew {
     }
 
     /// Signal every rank with what it started.
-    pub fn signal(&self, signal: i32) {
+    pub fn signal(&mut self, signal: i32) {
+        self.ending |= ENDING.contains(&signal);
         for member in self.members.iter().filter(|member| member.alive) {
             children::signal_group(member.pid, signal);
         }
@@ -227,13 +235,34 @@ impl Crew {
         self.members.iter().any(|member| member.pid == pid && member.alive)
     }
 
-    /// A child was reaped; if it was a rank, that is told.
-    pub fn ended(&mut self, pid: u32, ended: Ended, tell: &mut impl FnMut(ToLauncher)) {
+    /// A child was reaped; if it was a rank, that is told. Of an elastic job it is replaced.
+    pub fn ended(
+        &mut self,
+        job: Option<&Job>,
+        pid: u32,
+        ended: Ended,
+        tell: &mut impl FnMut(ToLauncher),
+    ) {
         let mut members = self.members.iter_mut();
-        if let Some(member) = members.find(|member| member.pid == pid && member.alive) {
-            member.alive = false;
-            tell(ToLauncher::Exited { rank: member.rank, ended });
+        let Some(member) = members.find(|member| member.pid == pid && member.alive) else { return };
+        member.alive = false;
+        let rank = member.rank;
+        let failed = ![Ended::Code(0), Ended::Code(TURNED_AWAY)].contains(&ended);
+        let wanted = job.filter(|job| failed && !self.ending && self.replaced < job.replacements);
+        match wanted.and_then(|job| self.replace(job, rank)) {
+            Some(pid) => tell(ToLauncher::Replaced { rank, ended, pid }),
+            None => tell(ToLauncher::Exited { rank, ended }),
         }
+    }
+
+    /// Start a newcomer in the place of a rank.
+    fn replace(&mut self, job: &Job, rank: u32) -> Option<u32> {
+        let mut own = job.ranks.iter().find(|one| one.rank == rank)?.clone();
+        own.variables.push((NEWCOMER.into(), b"1".to_vec()));
+        self.replaced += 1;
+        // What was read of the input is gone.
+        let job = Job { input_rank: None, ..job.clone() };
+        self.start_one(&job, &own).ok()
     }
 
     pub fn is_over(&self) -> bool {

@@ -84,7 +84,13 @@ pub struct Options {
     /// when a rank fails, the others go on
     #[arg(long)]
     pub keep_going: bool,
-    /// start a failed job anew so often (default 0)
+    /// elastic: the others go on, and replacements join; so many have to be there
+    #[arg(long, value_name = "N", value_parser = one_or_more)]
+    pub min_np: Option<usize>,
+    /// elastic: no more than so many (default: -np)
+    #[arg(long, value_name = "N", value_parser = one_or_more)]
+    pub max_np: Option<usize>,
+    /// start a failed job anew so often (default 0); elastic: replace so many ranks (default 100)
     #[arg(long, value_name = "N", value_parser = number)]
     #[arg(default_value = "0", hide_default_value = true)]
     pub max_restarts: usize,
@@ -264,6 +270,20 @@ fn one_program(command: &Command, words: &[OsString]) -> Result<(), String> {
 }
 
 impl Options {
+    /// Whether ranks may come and go while the job runs.
+    pub fn is_elastic(&self) -> bool {
+        self.min_np.is_some() || self.max_np.is_some()
+    }
+
+    /// How many ranks of a host are replaced: enough for any job whose ranks do not fail at once.
+    pub fn replacements(&self) -> usize {
+        match (self.is_elastic(), self.max_restarts) {
+            (false, _) => 0,
+            (true, 0) => 100,
+            (true, given) => given,
+        }
+    }
+
     /// With what several options amount to, where they go together.
     fn finished(mut self) -> Result<Options, String> {
         let mut hosts = self.lists.drain(..).chain(self.files.drain(..));
@@ -289,6 +309,14 @@ impl Options {
         }
         if self.command.is_empty() && !self.check {
             return Err("there is no program to run; see ringrun --help".into());
+        }
+        if self.keep_going && self.is_elastic() {
+            return Err("--keep-going starts no replacements, as --min-np and --max-np do: \
+                        choose one"
+                .into());
+        }
+        if self.min_np.zip(self.max_np).is_some_and(|(least, most)| least > most) {
+            return Err("--min-np is more than --max-np".into());
         }
         if self.keep_going && self.max_restarts > 0 {
             return Err("--keep-going and --max-restarts are two answers to one failure: \
@@ -369,6 +397,8 @@ mod tests {
             ("-np 0 p", "at least 1"),
             ("--keep-going=1 p", "unexpected value '1' for '--keep-going'"),
             ("--keep-going --max-restarts 1 p", "choose one"),
+            ("--keep-going --min-np 1 p", "choose one"),
+            ("--min-np 3 --max-np 2 p", "more than --max-np"),
             ("-n 2", "no program"),
             ("--check p", "leave it out"),
             ("--check --nccl", "leave --nccl out"),

@@ -35,6 +35,7 @@ pub struct Setup {
     grace: Duration,
     nccl: bool,
     compat: bool,
+    replacements: u32,
 }
 
 impl Setup {
@@ -71,6 +72,7 @@ impl Setup {
             grace: options.grace,
             nccl: options.nccl,
             compat: options.compat,
+            replacements: options.replacements().min(u32::MAX as usize) as u32,
             stations,
             places,
             forwarded,
@@ -94,7 +96,8 @@ impl Setup {
     /// What all ranks of one start have in common; `port` as text, `secret` in hexadecimal.
     pub fn facts(&self, port: String, secret: String, job: String, restart: usize) -> Facts {
         let address = self.address.clone();
-        Facts { nranks: self.nranks(), address, port, secret, job, restart, meeting: None }
+        let (nranks, meeting, elastic) = (self.nranks(), None, None);
+        Facts { nranks, address, port, secret, job, restart, meeting, elastic }
     }
 
     /// RINGCOMM_ADDRESS, on a port of its own: PyTorch may use those from MASTER_PORT on. Ranks of
@@ -137,6 +140,7 @@ impl Setup {
             remote: self.stations[station].remote.is_some(),
             nccl: self.nccl,
             compat: self.compat,
+            replacements: self.replacements,
         }
     }
 

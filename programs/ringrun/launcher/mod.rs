@@ -17,6 +17,7 @@ use crate::sys::signals::Signals;
 use job_setup::Setup;
 use output::OutputWriter;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use stdin::Input;
 
@@ -40,6 +41,9 @@ pub struct Launcher {
     pub writer: OutputWriter,
     pub input: Input,
     pub prefix: Prefix,
+    /// The folder in which newcomers of an elastic job wait, and whether it is the job's own.
+    pub elastic: Option<String>,
+    own_elastic: bool,
     /// Standard output for ranks here to write to themselves.
     pub raw_output: Option<OwnedFd>,
 }
@@ -63,6 +67,13 @@ impl Launcher {
         };
         let prefix = Prefix { tag, timestamp: options.timestamp };
         let name = children::random_hex::<8>()?;
+        let given = std::env::var("RINGCOMM_ELASTIC").ok().filter(|folder| !folder.is_empty());
+        let own_elastic = options.is_elastic() && given.is_none();
+        let elastic = match (options.is_elastic(), given) {
+            (true, None) => Some(meeting_folder(&name, &setup)?),
+            (true, given) => given,
+            (false, _) => None,
+        };
         Ok(Launcher {
             options,
             setup,
@@ -71,6 +82,8 @@ impl Launcher {
             writer,
             input: Input::new()?,
             prefix,
+            elastic,
+            own_elastic,
             raw_output,
         })
     }
@@ -108,6 +121,19 @@ impl Launcher {
     }
 }
 
+/// A folder of the job's own, where newcomers wait.
+fn meeting_folder(job: &str, setup: &Setup) -> io::Result<String> {
+    if setup.stations.iter().any(|station| station.remote.is_some()) {
+        return Err(io::Error::other(
+            "an elastic job on several hosts needs a folder that all of them see: name it in \
+             RINGCOMM_ELASTIC",
+        ));
+    }
+    let folder = std::env::temp_dir().join(format!("ringcomm-elastic-{job}"));
+    std::fs::DirBuilder::new().mode(0o700).create(&folder)?;
+    Ok(folder.to_string_lossy().into_owned())
+}
+
 /// Run the job, as often as it takes; returns the exit status.
 pub fn run(options: Options, setup: Setup) -> Result<u8, String> {
     let mut launcher = Launcher::new(options, setup).map_err(|error| error.to_string())?;
@@ -122,5 +148,9 @@ pub fn run(options: Options, setup: Setup) -> Result<u8, String> {
         launcher.writer.complain(&format!("starting the job anew ({restart} of {most})"));
     };
     launcher.finish();
+    if let Some(folder) = launcher.elastic.filter(|_| launcher.own_elastic) {
+        // What is left lies among temporary files.
+        let _ = std::fs::remove_dir_all(folder);
+    }
     Ok(status)
 }

@@ -96,11 +96,19 @@ pub struct Policy {
     phase: Phase,
     /// Whether a signal to the launcher, not a failure, began the end.
     interrupted: bool,
+    /// A rank of an elastic job has come to its end: what has failed before was made good.
+    made_good: bool,
 }
 
 impl Policy {
     pub fn new(keep_going: bool, grace: Duration) -> Policy {
-        Policy { keep_going, grace, first: None, phase: Phase::Running, interrupted: false }
+        let (first, phase) = (None, Phase::Running);
+        Policy { keep_going, grace, first, phase, interrupted: false, made_good: false }
+    }
+
+    /// A rank of an elastic job has come to its end.
+    pub fn made_good(&mut self) {
+        self.made_good |= self.phase == Phase::Running;
     }
 
     /// A rank or a host failed. Returns what to do and whether this is the first failure.
@@ -170,7 +178,10 @@ impl Policy {
     }
 
     pub fn status(&self) -> u8 {
-        self.first.as_ref().map_or(0, |failure| failure.status)
+        match &self.first {
+            Some(failure) if !self.made_good => failure.status,
+            _ => 0,
+        }
     }
 
     /// Whether the job failed in a way that a new start may mend.
@@ -243,6 +254,20 @@ mod tests {
         assert_eq!(policy.failed(failure(3), now), (Action::Nothing, true));
         assert_eq!(policy.failed(failure(4), now), (Action::Nothing, false));
         assert_eq!((policy.status(), policy.is_ending()), (3, false));
+    }
+
+    #[test]
+    fn what_an_elastic_job_has_got_over_is_no_failure() {
+        let (mut policy, now) = (Policy::new(true, GRACE), Instant::now());
+        policy.failed(failure(137), now);
+        assert_eq!(policy.status(), 137);
+        policy.made_good();
+        assert_eq!(policy.status(), 0);
+        let mut policy = Policy::new(true, GRACE);
+        policy.failed(failure(137), now);
+        policy.signalled(libc::SIGTERM, now);
+        policy.made_good();
+        assert_eq!(policy.status(), 137, "who ends at a signal has not come to the end");
     }
 
     #[test]

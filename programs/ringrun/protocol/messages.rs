@@ -55,6 +55,8 @@ pub struct Job {
     pub nccl: bool,
     /// Python ranks get ringcomm where they import Horovod or apex.
     pub compat: bool,
+    /// So many ranks that fail are replaced by newcomers of the job.
+    pub replacements: u32,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -86,6 +88,12 @@ pub enum ToLauncher {
         stream: Stream,
         bytes: Vec<u8>,
     },
+    /// The rank has failed, and a newcomer was started in its place.
+    Replaced {
+        rank: u32,
+        ended: Ended,
+        pid: u32,
+    },
     /// Nothing more comes from this stream.
     End {
         rank: u32,
@@ -103,6 +111,20 @@ pub enum ToLauncher {
     },
     /// So many bytes of input were used up.
     Taken(u32),
+}
+
+fn numbers_of(ended: Ended) -> (u32, u32) {
+    match ended {
+        Ended::Code(code) => (0, code as u32),
+        Ended::Signal(signal) => (1, signal as u32),
+    }
+}
+
+fn ended_of(by_signal: u32, number: u32) -> Ended {
+    match by_signal {
+        0 => Ended::Code(number as i32),
+        _ => Ended::Signal(number as i32),
+    }
 }
 
 fn number_of(stream: Stream) -> u32 {
@@ -131,7 +153,8 @@ impl ToAgent {
                 .number(job.grace.as_millis().min(u32::MAX.into()) as u32)
                 .number(u32::from(job.remote))
                 .number(u32::from(job.nccl))
-                .number(u32::from(job.compat)),
+                .number(u32::from(job.compat))
+                .number(job.replacements),
             ToAgent::Signal(signal) => Writer::new(1).number(*signal as u32),
             ToAgent::Input(bytes) => Writer::new(2).bytes(bytes),
             ToAgent::InputEnd => Writer::new(3),
@@ -160,6 +183,7 @@ impl ToAgent {
                 remote: reader.number()? != 0,
                 nccl: reader.number()? != 0,
                 compat: reader.number()? != 0,
+                replacements: reader.number()?,
             }),
             1 => ToAgent::Signal(reader.number()? as i32),
             2 => ToAgent::Input(reader.bytes()?),
@@ -182,16 +206,17 @@ impl ToLauncher {
                 Writer::new(2).number(*rank).number(number_of(*stream))
             }
             ToLauncher::Exited { rank, ended } => {
-                let (by_signal, number) = match ended {
-                    Ended::Code(code) => (0, *code),
-                    Ended::Signal(signal) => (1, *signal),
-                };
-                Writer::new(3).number(*rank).number(by_signal).number(number as u32)
+                let (by_signal, number) = numbers_of(*ended);
+                Writer::new(3).number(*rank).number(by_signal).number(number)
             }
             ToLauncher::NotStarted { rank, why, status } => {
                 Writer::new(4).number(*rank).bytes(why).number(u32::from(*status))
             }
             ToLauncher::Taken(bytes) => Writer::new(5).number(*bytes),
+            ToLauncher::Replaced { rank, ended, pid } => {
+                let (by_signal, number) = numbers_of(*ended);
+                Writer::new(6).number(*rank).number(by_signal).number(number).number(*pid)
+            }
         }
         .frame()
     }
@@ -208,10 +233,7 @@ impl ToLauncher {
             2 => ToLauncher::End { rank: reader.number()?, stream: stream_of(reader.number()?) },
             3 => ToLauncher::Exited {
                 rank: reader.number()?,
-                ended: match (reader.number()?, reader.number()? as i32) {
-                    (0, code) => Ended::Code(code),
-                    (_, signal) => Ended::Signal(signal),
-                },
+                ended: ended_of(reader.number()?, reader.number()?),
             },
             4 => ToLauncher::NotStarted {
                 rank: reader.number()?,
@@ -219,6 +241,11 @@ impl ToLauncher {
                 status: reader.number()? as u8,
             },
             5 => ToLauncher::Taken(reader.number()?),
+            6 => ToLauncher::Replaced {
+                rank: reader.number()?,
+                ended: ended_of(reader.number()?, reader.number()?),
+                pid: reader.number()?,
+            },
             other => return Err(format!("a message of kind {other}, which there is not")),
         };
         reader.end(message)
@@ -242,6 +269,7 @@ mod tests {
             remote: true,
             nccl: true,
             compat: true,
+            replacements: 7,
         }
     }
 
@@ -262,6 +290,7 @@ mod tests {
             ToLauncher::Output { rank: 1, stream, bytes: vec![1, 2] },
             ToLauncher::End { rank: 1, stream: Stream::Output },
             ToLauncher::Exited { rank: 1, ended },
+            ToLauncher::Replaced { rank: 1, ended, pid: 78 },
             ToLauncher::Exited { rank: 1, ended: Ended::Code(3) },
             ToLauncher::NotStarted { rank: 1, why: b"no".to_vec(), status: 127 },
             ToLauncher::Taken(5),

@@ -7,6 +7,8 @@ import signal
 import time
 import traceback
 
+from ringcomm.horovod.elastic import meeting
+
 #: Longer than any test waits on a machine that does ten other things.
 MOST_SECONDS = 120
 
@@ -26,6 +28,11 @@ class Ranks:
     def add(self, slot):
         """A newcomer; `slot` is the launcher's number of it."""
         self._start(slot, {"RINGCOMM_ELASTIC_JOIN": "1"})
+
+    def add_when_asked(self, slot):
+        """A newcomer, at the time that `ask` says."""
+        wait_for((self.meeting / "asked").exists)
+        self.add(slot)
 
     def _start(self, slot, more):
         variables = {
@@ -77,6 +84,14 @@ class Ranks:
 def die():
     """As by the kernel: nothing is said to anybody."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ask():
+    """Wait for a newcomer, which is not started before; once."""
+    asked = os.path.join(os.environ["RINGCOMM_ELASTIC"], "asked")
+    if not os.path.exists(asked):
+        open(asked, "w").close()
+        wait_for(meeting.here().waiting)
 
 
 def wait_for(what):

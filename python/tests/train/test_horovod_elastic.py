@@ -8,7 +8,7 @@ import torch._dynamo  # Optimizers load it; each rank would, otherwise.
 from torch import nn
 
 import ringcomm.horovod.torch as hvd
-from elastic_ranks import Ranks, die, wait_for
+from elastic_ranks import Ranks, ask, die, wait_for
 from ringcomm.horovod.elastic import meeting
 
 SAMPLES, BATCH, EPOCHS, RATE = 48, 2, 2, 0.1
@@ -84,8 +84,8 @@ class Training:
         if dying == "in commit":
             state.save()
             die()
-        if state.step == self.hold and hvd.rank() == 0 and hvd.size() < 3:
-            wait_for(lambda: meeting.here().waiting())
+        if state.step == self.hold and hvd.rank() == 0:
+            ask()
         if self.act is not None:
             self.act(self)
         state.commit()
@@ -152,8 +152,7 @@ def test_the_others_go_on_when_a_rank_is_killed_in_sync(tmp_path):
 
 def test_a_newcomer_comes_at_the_next_commit(tmp_path):
     ranks = Ranks(tmp_path, 3, trained, "in backward", 6)
-    ranks.processes[1].join()
-    ranks.add(3)
+    ranks.add_when_asked(3)
     found, ends = ranks.results()
     assert ends == {0: 0, 1: -signal.SIGKILL, 2: 0, 3: 0}, found
     assert [found[slot]["rank"] for slot in (0, 2, 3)] == [0, 1, 2]
@@ -161,10 +160,8 @@ def test_a_newcomer_comes_at_the_next_commit(tmp_path):
     assert found[0]["resets"] == found[2]["resets"] == [2, 3] and found[3]["resets"] == []
     assert found[0]["log"] == found[2]["log"] == found[3]["log"]
     sizes = [size for _, size, _ in found[0]["log"]]
-    # At the commit of step 6 it is waited for; it may come before.
-    alone_for = sizes.count(2)
-    assert sizes == [3] * 3 + [2] * alone_for + [3] * (len(sizes) - 3 - alone_for)
-    assert 1 <= alone_for <= 3 and len(sizes) > 8
+    # It has come at the commit of step 6.
+    assert sizes == [3] * 3 + [2] * 3 + [3] * (len(sizes) - 6) and len(sizes) > 8
     for slot in (2, 3):
         assert torch.equal(found[0]["weights"], found[slot]["weights"])
     check(found[0])
@@ -219,7 +216,7 @@ def any_body(slot, *arguments):
 
 def test_who_does_not_come_is_not_waited_for_again_and_again(tmp_path):
     ranks = Ranks(tmp_path, 2, any_body, None, 2)
-    ranks.add(3)
+    ranks.add_when_asked(3)
     found, ends = ranks.results()
     assert ends == {0: 0, 1: 0, 3: 0}, found
     assert {size for _, size, _ in found[0]["log"]} == {2}
@@ -423,7 +420,7 @@ def dies_as_it_comes(slot, *arguments):
 
 def test_a_newcomer_may_die_as_it_comes(tmp_path):
     ranks = Ranks(tmp_path, 2, dies_as_it_comes, None, 2)
-    ranks.add(3)
+    ranks.add_when_asked(3)
     found, ends = ranks.results()
     assert ends == {0: 0, 1: 0, 3: -signal.SIGKILL}, found
     assert {size for _, size, _ in found[0]["log"]} == {2}

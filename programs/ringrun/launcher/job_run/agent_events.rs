@@ -50,9 +50,25 @@ impl Attempt<'_> {
                 let rank = rank as usize;
                 let failure = failure_text::rank(rank, name, self.ranks[rank].pid, ended);
                 self.over(rank);
-                let Some(failure) = failure else { return };
+                let Some(failure) = failure else {
+                    if self.launcher.options.is_elastic() {
+                        self.policy.made_good();
+                    }
+                    return;
+                };
                 let told = self.tidings.heard(failure, ended.is_a_kill(), Instant::now());
                 told.into_iter().for_each(|failure| self.fail(failure));
+            }
+            ToLauncher::Replaced { rank, ended, pid } if open(rank) => {
+                let number = rank as usize;
+                let failure = failure_text::rank(number, name, self.ranks[number].pid, ended);
+                self.ranks[number].pid = pid;
+                let what = failure.map_or_else(String::new, |failure| failure.what);
+                let text = format!("{what}; the others go on, and process {pid} joins them");
+                self.launcher.writer.complain(&text);
+                if number == 0 {
+                    self.launcher.input.end();
+                }
             }
             ToLauncher::NotStarted { rank, why, status } if open(rank) => {
                 let why = String::from_utf8_lossy(&why);

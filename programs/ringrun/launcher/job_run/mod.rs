@@ -10,6 +10,7 @@ use super::agent_connection::Link;
 use super::policy::{Action, Failure, Policy, Tidings};
 use crate::agent::PING_INTERVAL;
 use crate::agent::children;
+use crate::agent::environment::Elastic;
 use crate::agent::output_lines::Lines;
 use crate::protocol::messages::Stream;
 use crate::protocol::messages::{Ended, ToAgent};
@@ -51,7 +52,7 @@ pub fn run(launcher: &mut Launcher, restart: usize) -> Result<Outcome, String> {
     let rank = |host| Rank { host, pid: 0, over: false, lines: Default::default() };
     let mut attempt = Attempt {
         restart,
-        policy: Policy::new(options.keep_going, options.grace),
+        policy: Policy::new(options.keep_going || options.is_elastic(), options.grace),
         tidings: Tidings::new(launcher.setup.stations.len()),
         links: Vec::new(),
         ranks: launcher.setup.places.iter().map(|place| rank(place.host)).collect(),
@@ -75,7 +76,8 @@ pub fn run(launcher: &mut Launcher, restart: usize) -> Result<Outcome, String> {
     // An agent that was killed left its ranks' children to this process.
     children::kill_descendants(|pid| children::has_variable(pid, "RINGCOMM_JOB", &name));
     let policy = &attempt.policy;
-    Ok(Outcome { status: policy.status(), wants_restart: policy.wants_restart() })
+    let wants_restart = policy.wants_restart() && !attempt.launcher.options.is_elastic();
+    Ok(Outcome { status: policy.status(), wants_restart })
 }
 
 impl Attempt<'_> {
@@ -103,9 +105,15 @@ impl Attempt<'_> {
         let found = self.links[0].greeting.as_ref().map_or(0, |greeting| greeting.port);
         let port = self.launcher.options.port.unwrap_or(found).to_string();
         let setup = &self.launcher.setup;
+        let options = &self.launcher.options;
         let mut facts = setup.facts(port, secret, self.launcher.name.clone(), self.restart);
         let second = self.links[0].greeting.as_ref().map_or(0, |greeting| greeting.second_port);
-        facts.meeting = setup.meeting(&self.launcher.options, second)?;
+        facts.meeting = setup.meeting(options, second)?;
+        facts.elastic = self.launcher.elastic.as_ref().map(|folder| Elastic {
+            folder: folder.clone(),
+            least: options.min_np.unwrap_or(1),
+            most: options.max_np.unwrap_or(setup.nranks()),
+        });
         for (host, link) in self.links.iter_mut().enumerate() {
             let raw = self.launcher.raw_number().filter(|_| setup.stations[host].remote.is_none());
             link.send(&ToAgent::Job(setup.job(host, &facts, raw)));
@@ -127,7 +135,8 @@ impl Attempt<'_> {
     /// Something failed: tell it, and do what is to be done about it.
     fn fail(&mut self, failure: Failure) {
         let what = failure.what.clone();
-        let keep_going = self.launcher.options.keep_going && self.started;
+        let options = &self.launcher.options;
+        let keep_going = (options.keep_going || options.is_elastic()) && self.started;
         let (action, first) = self.policy.failed(failure, Instant::now());
         let left = self.running();
         let then = match action {

@@ -24,6 +24,8 @@ from ...errors import RingError
 FOLDER = "RINGCOMM_ELASTIC"
 #: Says that this process is a newcomer.
 NEWCOMER = "RINGCOMM_ELASTIC_JOIN"
+#: How a newcomer ends whose job has failed: a launcher starts no other in its place.
+TURNED_AWAY = 75
 #: Between two looks into the folder.
 GLANCE_S = 0.01
 #: Without a ticket, a newcomer looks so often whether the job still runs.
@@ -164,9 +166,11 @@ class Meeting:
         ranks = [one for one in self._names("rank") if self._lives(self._path("rank", one))]
         if begun and not ranks:
             self.leave()
-            raise RuntimeError(
-                f"the job of {FOLDER}={self._folder} has no rank left that this one could join"
+            print(
+                f"the job of {FOLDER}={self._folder} has no rank left that this one could join",
+                file=sys.stderr,
             )
+            sys.exit(TURNED_AWAY)
 
     def begin(self) -> None:
         """The job has ranks from now on."""

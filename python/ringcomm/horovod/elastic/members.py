@@ -227,7 +227,11 @@ def _grown(old: "_job.Job", plan: Plan) -> Optional[Communicator]:
         problem = error
     if all(comm.all_gather_object(made is not None)):
         assert made is not None
-        made.barrier()
+        try:
+            # The newcomers wait for it. Where one dies now, the next operation says so.
+            made.barrier()
+        except RingError:
+            pass
         return made
     if made is not None:
         made.abort()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import elastic
 from .. import job as _job
 from ..common.util import num_rank_is_power_2 as check_num_rank_power_of_2
 from ..exceptions import HorovodInternalError
@@ -57,7 +58,7 @@ __all__ = [
     "ProcessSet", "Product", "Sum", "SyncBatchNormalization", "add_process_set", "allgather",
     "allgather_object", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_",
     "broadcast_global_variables", "broadcast_object", "broadcast_object_fn", "broadcast_variables",
-    "check_num_rank_power_of_2", "global_process_set", "grouped_allgather", "grouped_allreduce",
+    "check_num_rank_power_of_2", "elastic", "global_process_set", "grouped_allgather", "grouped_allreduce",
     "grouped_reducescatter", "join", "local_rank_op", "local_size_op", "process_set_included_op",
     "rank_op", "reducescatter", "remove_process_set", "size_op",
 ]  # fmt: skip
