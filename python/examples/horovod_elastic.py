@@ -3,7 +3,8 @@
     ringrun -np 4 --min-np 2 python horovod_elastic.py
 
 With `--kill-in-step 20` a rank is killed there. The others go back to the last commit and go on,
-and the process that ringrun starts in its place joins them at a commit.
+and the process that ringrun starts in its place joins them at a commit. It loads torch first, which
+takes seconds: `--wait-in-step 30` has the others wait for it there.
 """
 
 import os
@@ -20,9 +21,10 @@ import ringcomm.horovod.torch as hvd  # was: import horovod.torch as hvd
 def die_once(args, state):
     """In backward, so that the others wait for gradients that do not come."""
     is_first = os.environ.get("RINGCOMM_ELASTIC_JOIN") is None
-    if is_first and state.step == args.kill_in_step and hvd.rank() == args.victim:
-        model_parameter = next(state.model.parameters())
-        model_parameter.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
+    # The launcher's number: that of the job is another's when a rank has gone.
+    if is_first and state.step == args.kill_in_step and int(os.environ["RANK"]) == args.victim:
+        parameter = next(state.model.parameters())
+        parameter.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
 
 
 @hvd.elastic.run
@@ -41,8 +43,10 @@ def train(state, args, dataset):
             state.sampler.record_batch(number, len(batch))
             state.step += 1
             state.sizes = [*state.sizes, hvd.size()]
-            time.sleep(args.pause)
             state.commit()
+            while state.step == args.wait_in_step and hvd.size() < args.ranks:
+                time.sleep(0.05)
+                state.check_host_updates()
         state.sampler.set_epoch(state.sampler.epoch + 1)
         state.commit()
 
@@ -52,7 +56,8 @@ def main():
     parser = digits.options(__doc__.splitlines()[0], without=["backend"])
     parser.add_argument("--kill-in-step", type=int, metavar="N", help="a rank dies there")
     parser.add_argument("--victim", type=int, default=1, metavar="RANK", help="which one")
-    parser.add_argument("--pause", type=float, default=0, help="seconds that a step takes longer")
+    parser.add_argument("--wait-in-step", type=int, metavar="N", help="for others to come")
+    parser.add_argument("--ranks", type=int, default=4, help="until there are so many")
     args = parser.parse_args()
     hvd.init()
     model = digits.network(args)

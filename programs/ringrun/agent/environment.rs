@@ -72,6 +72,9 @@ pub struct Facts {
     pub elastic: Option<Elastic>,
 }
 
+/// Names the folder in which newcomers of an elastic job wait.
+pub const ELASTIC: &str = "RINGCOMM_ELASTIC";
+
 /// What ranks of an elastic job know of it.
 #[derive(Clone, Debug)]
 pub struct Elastic {
@@ -117,7 +120,7 @@ pub fn variables(place: &Place, facts: &Facts) -> Vec<(&'static str, String)> {
         ("HOROVOD_CROSS_SIZE", text(place.cross_size)),
     ];
     if let Some(elastic) = &facts.elastic {
-        all.push(("RINGCOMM_ELASTIC", elastic.folder.clone()));
+        all.push((ELASTIC, elastic.folder.clone()));
         all.push(("RINGCOMM_MIN_NP", text(elastic.least)));
         all.push(("RINGCOMM_MAX_NP", text(elastic.most)));
     }

@@ -8,7 +8,7 @@ pub(super) mod environment;
 mod compat_path;
 mod nccl_preload;
 pub(super) mod output_lines;
-mod rank_processes;
+pub(super) mod rank_processes;
 pub(super) mod status_dir;
 
 use crate::protocol::frame::{Greeting, Inbox};

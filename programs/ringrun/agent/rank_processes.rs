@@ -1,7 +1,7 @@
 //! The ranks of one host: started, listened to, fed and signalled by their agent.
 
 use super::children::{self, Orphan};
-use super::environment;
+use super::environment::{self, ELASTIC};
 use super::{compat_path, nccl_preload};
 use crate::protocol::messages::Stream;
 use crate::protocol::messages::{Ended, Job, RankJob, ToLauncher};
@@ -258,6 +258,10 @@ impl Crew {
     /// Start a newcomer in the place of a rank.
     fn replace(&mut self, job: &Job, rank: u32) -> Option<u32> {
         let mut own = job.ranks.iter().find(|one| one.rank == rank)?.clone();
+        let folder = own.variables.iter().find(|(name, _)| name == ELASTIC.as_bytes());
+        if !folder.is_some_and(|(_, folder)| has_begun(OsStr::from_bytes(folder))) {
+            return None;
+        }
         own.variables.push((NEWCOMER.into(), b"1".to_vec()));
         self.replaced += 1;
         // What was read of the input is gone.
@@ -273,6 +277,11 @@ impl Crew {
     pub fn is_silent(&self) -> bool {
         self.pipes.is_empty()
     }
+}
+
+/// Whether an elastic job has had its first ranks together. One that fails before would fail again.
+pub fn has_begun(folder: &OsStr) -> bool {
+    Path::new(folder).join("job.begun").exists()
 }
 
 fn not_started(rank: u32, why: String, status: u8) -> ToLauncher {

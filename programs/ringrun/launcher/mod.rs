@@ -10,6 +10,7 @@ mod ssh;
 mod stdin;
 
 use crate::agent::children;
+use crate::agent::environment::ELASTIC;
 use crate::agent::output_lines::Prefix;
 use crate::cli::options::{Options, Tagging};
 use crate::sys::poll::Watch;
@@ -17,8 +18,8 @@ use crate::sys::signals::Signals;
 use job_setup::Setup;
 use output::OutputWriter;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
 use stdin::Input;
 
 /// What the launcher passes on, and what it waits for.
@@ -67,7 +68,7 @@ impl Launcher {
         };
         let prefix = Prefix { tag, timestamp: options.timestamp };
         let name = children::random_hex::<8>()?;
-        let given = std::env::var("RINGCOMM_ELASTIC").ok().filter(|folder| !folder.is_empty());
+        let given = std::env::var(ELASTIC).ok().filter(|folder| !folder.is_empty());
         let own_elastic = options.is_elastic() && given.is_none();
         let elastic = match (options.is_elastic(), given) {
             (true, None) => Some(meeting_folder(&name, &setup)?),

@@ -106,6 +106,11 @@ impl Policy {
         Policy { keep_going, grace, first, phase, interrupted: false, made_good: false }
     }
 
+    /// Nobody could go on: the next failure ends the job.
+    pub fn end_at_failure(&mut self) {
+        self.keep_going = false;
+    }
+
     /// A rank of an elastic job has come to its end.
     pub fn made_good(&mut self) {
         self.made_good |= self.phase == Phase::Running;

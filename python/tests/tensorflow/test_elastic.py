@@ -131,7 +131,8 @@ def fits(slot):
 
     @khvd.elastic.run
     def train(state):
-        x = np.concatenate([batch_of(one, khvd.rank(), khvd.size())[:BATCH] for one in range(STEPS)])
+        mine = [batch_of(one, khvd.rank(), khvd.size())[:BATCH] for one in range(STEPS)]
+        x = np.concatenate(mine)
         while state.epoch < EPOCHS:
             left = STEPS - state.batch
             model.fit(

@@ -1,12 +1,14 @@
 """`ringcomm.horovod.torch.elastic`: ranks are killed, and others join, while the rest trains on."""
 
 import signal
+import subprocess
 
 import pytest
 import torch
 import torch._dynamo  # Optimizers load it; each rank would, otherwise.
 from torch import nn
 
+import launching
 import ringcomm.horovod.torch as hvd
 from elastic_ranks import Ranks, ask, die, wait_for
 from ringcomm.horovod.elastic import meeting
@@ -426,3 +428,28 @@ def test_a_newcomer_may_die_as_it_comes(tmp_path):
     assert {size for _, size, _ in found[0]["log"]} == {2}
     assert found[0]["log"] == found[1]["log"]
     check(found[0])
+
+
+def elastic(folder, *options):
+    """The example under ringrun: its status, and all that was said."""
+    start = launching.ringrun("-np", "3", "--min-np", "2")
+    done = subprocess.run(
+        [*start, str(launching.EXAMPLES / "horovod_elastic.py"), "--epochs", "1", *options],
+        check=False, cwd=folder, env=launching.environment(), timeout=launching.MOST_SECONDS,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def test_ringrun_starts_a_newcomer_in_the_place_of_the_dead(tmp_path):
+    options = ("--kill-in-step", "4", "--wait-in-step", "8", "--ranks", "3")
+    status, said = elastic(tmp_path, *options, "--save", str(tmp_path / "weights"))
+    assert status == 0, said
+    assert "killed by signal 9 (SIGKILL); the others go on, and process" in said
+    assert "by 3 then 2 then 3 ranks" in said, said
+    assert launching.weights(tmp_path / "weights")
+
+
+def test_ringrun_replaces_nobody_before_the_ranks_have_met(tmp_path):
+    status, said = elastic(tmp_path, "--no-such-option")
+    assert status == 2 and "joins them" not in said, said

@@ -1,6 +1,7 @@
 //! What agents report, and what their silence means.
 
 use super::{Attempt, Rank};
+use crate::agent::rank_processes::has_begun;
 use crate::launcher::agent_connection::News;
 use crate::launcher::failure_text;
 use crate::launcher::output::Target;
@@ -56,6 +57,11 @@ impl Attempt<'_> {
                     }
                     return;
                 };
+                if let Some(folder) = &self.launcher.elastic
+                    && !has_begun(folder.as_ref())
+                {
+                    self.policy.end_at_failure();
+                }
                 let told = self.tidings.heard(failure, ended.is_a_kill(), Instant::now());
                 told.into_iter().for_each(|failure| self.fail(failure));
             }

@@ -42,7 +42,9 @@ class Meeting:
         try:
             found = os.stat(folder)
         except OSError as error:
-            raise ValueError(f"{FOLDER}={folder}: {error.strerror}; make the folder first") from None
+            raise ValueError(
+                f"{FOLDER}={folder}: {error.strerror}; make the folder first"
+            ) from None
         if found.st_uid != os.geteuid() or found.st_mode & 0o022:
             raise ValueError(
                 f"{FOLDER}={folder}: others may write there, and so could join the job; give a "
