@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterable, Optional
 
 import tensorflow as tf
 
-from . import callbacks
+from . import callbacks, elastic
 from .. import (
     Average,
     Compression,
@@ -40,7 +40,7 @@ from .optimizer import DistributedOptimizer, PartialDistributedOptimizer, check,
 __all__ = [
     "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet",
     "Sum", "add_process_set", "allgather", "allgather_object", "allreduce", "barrier", "broadcast",
-    "broadcast_global_variables", "broadcast_object", "broadcast_variables", "callbacks",
+    "broadcast_global_variables", "broadcast_object", "broadcast_variables", "callbacks", "elastic",
     "global_process_set", "load_model", "reducescatter", "remove_process_set",
 ]  # fmt: skip
 __all__ += _job.__all__

@@ -14,7 +14,7 @@ from typing import Any, Dict, Optional
 
 import tensorflow as tf
 
-from .elastic import (
+from ..elastic import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
     State,
