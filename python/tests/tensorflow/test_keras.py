@@ -142,6 +142,9 @@ def saved(folder):
 class OfVariables(tf.keras.optimizers.SGD):
     """One whose momentum may be a variable."""
 
+    def build(self, variables):
+        tf.keras.optimizers.Optimizer.build(self, variables)
+
     def update_step(self, gradient, variable, learning_rate):
         self.assign_sub(variable, gradient * learning_rate * self.momentum)
 
