@@ -104,11 +104,13 @@ class _Reduction(NamedTuple):
 
 
 def scaled(tensor: Any, factor: float) -> Any:
-    """The tensor times the factor; integers are rounded towards zero."""
+    """The tensor times the factor; integers are rounded towards zero, 16-bit floats once."""
     if factor == 1.0:
         return tensor
     if tensor.dtype.is_integer:
         return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)
+    if tensor.dtype.size == 2:
+        return tf.cast(tf.cast(tensor, tf.float32) * factor, tensor.dtype)
     return tensor * tf.cast(factor, tensor.dtype)
 
 
@@ -136,6 +138,8 @@ def grouped_allreduce(
     answers: List[Any] = list(tensors)
     sparse = [at for at, one in enumerate(answers) if isinstance(one, tf.IndexedSlices)]
     dense = [at for at, one in enumerate(answers) if not isinstance(one, tf.IndexedSlices)]
+    if sparse:
+        _check_slices(asked, factors)
     if dense:
         pairs = [kind.compress(tf.convert_to_tensor(answers[at])) for at in dense]
         reduced = _Reduction(asked, factors, process_set, whole_name)([sent for sent, _ in pairs])
@@ -145,7 +149,7 @@ def grouped_allreduce(
         # Two operations that may run at the same time need two threads of TensorFlow's.
         with tf.control_dependencies([answers[at] for at in dense[:1]]):
             given = [answers[at] for at in sparse]
-            every = _gathered_slices(given, asked, factors, process_set, whole_name)
+            every = _gathered_slices(given, asked, process_set, whole_name)
         for at, slices in zip(sparse, every):
             answers[at] = slices
     return answers
@@ -174,10 +178,7 @@ def allreduce(
     )[0]  # fmt: skip
 
 
-def _gathered_slices(
-    given: Sequence[Any], op: Op, factors: Tuple[float, float], process_set: ProcessSet,
-    name: Optional[str],
-) -> List[Any]:  # fmt: skip
+def _check_slices(op: Op, factors: Tuple[float, float]) -> None:
     if factors != (1.0, 1.0):
         raise NotImplementedError(
             "slices are not scaled: prescale_factor and postscale_factor are for dense"
@@ -187,6 +188,11 @@ def _gathered_slices(
             f"slices are averaged or summed, not {name_of(op)}; make them dense first "
             "(sparse_as_dense=True)"
         )
+
+
+def _gathered_slices(
+    given: Sequence[Any], op: Op, process_set: ProcessSet, name: Optional[str]
+) -> List[Any]:
     parts = [part for slices in given for part in (tf.identity(slices.values), slices.indices)]
     came = grouped_allgather(parts, name, True, process_set)
     answers = []
