@@ -16,10 +16,13 @@ class _Loader(importlib.abc.Loader):
         self._real = real
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return importlib.import_module(self._real)
+        module = importlib.import_module(self._real)
+        self._spec = module.__spec__
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It has run under its own name."""
+        """It has run under its own name, and keeps its own spec."""
+        module.__spec__ = self._spec
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -37,11 +40,7 @@ class _Finder(importlib.abc.MetaPathFinder):
                 return None
         except ModuleNotFoundError:
             return None
-        return _Spec(fullname, _Loader(real))
-
-
-class _Spec(importlib.machinery.ModuleSpec):
-    """A spec that leaves the module its own: Python would write the second name into it."""
+        return importlib.machinery.ModuleSpec(fullname, _Loader(real))
 
 
 def stand_for(name: str, real: str) -> Any:

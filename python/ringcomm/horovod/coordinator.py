@@ -120,11 +120,7 @@ class Coordinator:
                 raise self._ended
             if self._joining is not None:
                 raise ValueError(f"'{request.name}': this rank has joined, and submits no more")
-            if request.name in self._mine:
-                raise ValueError(
-                    f"'{request.name}' has been submitted already and is not done: give each "
-                    "operation that is under way a name of its own"
-                )
+            self.refuse_twice(request.name)
             if len(self._numbers) > MOST_NUMBERS:
                 self._numbers.clear()
             self._numbers[key] = number
@@ -138,6 +134,14 @@ class Coordinator:
         if self.timeline.on:
             self.timeline.begin(request.name, f"NEGOTIATE_{request.signature.kind.upper()}")
         return request
+
+    def refuse_twice(self, name: str) -> None:
+        """Refuse a name that is under way."""
+        if name in self._mine:
+            raise ValueError(
+                f"'{name}' has been submitted already and is not done: give each operation that "
+                "is under way a name of its own"
+            )
 
     def join(self, zeros: Zeros) -> Request:
         """Say that this rank submits no more; its result is the rank that said it last."""
@@ -158,7 +162,9 @@ class Coordinator:
             self._waiting += 1
             try:
                 while not request.settled:
-                    if self._driving:
+                    if self._ended is not None:
+                        failed([request], self._ended)
+                    elif self._driving:
                         self._changed.wait()
                     else:
                         self._drive()
@@ -240,11 +246,19 @@ class Coordinator:
             self._round(news, closing)
         except BaseException as problem:
             error = problem
-        self._lock.acquire()
+        while True:
+            try:
+                self._lock.acquire()
+                break
+            except BaseException as problem:  # a signal's, while it waited
+                error = problem
         self._driving = False
         self._last_round = time.monotonic()
         if error is not None:
             self._end(internal(error))
+            if not isinstance(error, RingError):
+                # The others know nothing of it, and would wait for this rank's next round.
+                self.comm.abort()
         if self._waiting > 1 or (self._waiting and threading.current_thread() is self._thread):
             self._changed.notify_all()
         if error is not None and not isinstance(error, Exception):
@@ -274,7 +288,8 @@ class Coordinator:
         flags = closing * SHUTDOWN | self._stalled * STALLED | joins * JOIN | bool(unknown) * UNKNOWN
         header[0], header[1] = flags, len(numbers)
         first = numbers[:NUMBERS]
-        header[3 : 3 + len(first)] = first
+        # All of it: what an earlier round has left may differ from rank to rank.
+        header[3:] = first + array("q", bytes(8 * (NUMBERS - len(first))))
         digest = hashlib.blake2b(numbers.tobytes(), digest_size=8).digest()
         header[2] = int.from_bytes(digest, "little", signed=True)
         self.timeline.cycle()
@@ -406,11 +421,12 @@ class Coordinator:
         except Exception as problem:
             error = problem
         with self._lock:
-            done = [self._mine.pop(one.name, None) for one in members]
-        for request in done:
-            if request is not None:
-                request.work, request.error = work, error
-                request.settled = True
+            for one in members:
+                request = self._mine.get(one.name)
+                if request is not None:
+                    request.work, request.error = work, error
+                    request.settled = True
+                    del self._mine[one.name]
         if self.timeline.on:
             for one in members:
                 self.timeline.end(one.name)

@@ -9,6 +9,8 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
+from .job import shutdown
+
 
 def run(
     func: Callable[..., Any],
@@ -51,4 +53,8 @@ def _rank(
         RINGCOMM_ADDRESS=url,
     )
     function, arguments, named = pickle.loads(work)
-    return dumps(function(*arguments, **named))
+    try:
+        return dumps(function(*arguments, **named))
+    finally:
+        # The process lives on for a while, and would wait for the others as a rank.
+        shutdown()

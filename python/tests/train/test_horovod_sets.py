@@ -204,10 +204,66 @@ def really_sparse():
     assert layer.weight[:, 0].tolist() == [-4, -4, -4, 0, -12]
 
 
+def sparse_on_some():
+    """A rank that does not use a sparse parameter in a step has no rows for it."""
+    layer = nn.Embedding(4, 1, sparse=True)
+    nn.init.zeros_(layer.weight)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 1.0), op=hvd.Sum)
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=step != 2)
+        if step == 0 or hvd.rank() == 0:
+            (2 * layer(torch.tensor([hvd.rank()]))).sum().backward()
+        optimizer.step()
+    assert layer.weight.flatten().tolist() == [-6, -2, -2, 0]
+
+
+def refused_once():
+    """After a step that was refused the next one goes on."""
+    weight = nn.Parameter(torch.zeros(2 + hvd.rank()))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 1.0))
+    for _ in range(2):
+        weight.sum().backward()
+        with pytest.raises(hvd.HorovodInternalError, match="not the same operation"):
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+def further_streams():
+    """What tensors on devices need: comm streams beside the first, made in the coordinator's turn,
+    and those of layers in any thread."""
+    from ringcomm.horovod.requests import Request, Signature
+    from ringcomm.horovod.torch.group import group_of, layer_ranks
+
+    coordinator = hvd.global_process_set.coordinator
+    made = []
+    request = Request(
+        "made", Signature.of("made"), lambda: None,
+        lambda: made.append(group_of(coordinator)._new_comm_stream("cpu", 1)),
+    )  # fmt: skip
+    coordinator.submit(request, soon=True).wait()
+    assert made[0].communicator.nranks == RANKS
+    for depth in (1, 2):
+        layer_ranks()._group._new_comm_stream("cpu", depth)
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == RANKS
+
+
+def scaled_once():
+    """A name that is under way is refused before its tensor is touched."""
+    tensor = torch.ones(3)
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async_(tensor, name="it", op=hvd.Sum)
+        with pytest.raises(ValueError, match="submitted already"):
+            hvd.allreduce_async_(tensor, name="it", op=hvd.Sum, prescale_factor=10.0)
+    hvd.barrier()
+    if hvd.rank():
+        handle = hvd.allreduce_async_(tensor, name="it", op=hvd.Sum)
+    assert hvd.synchronize(handle).tolist() == [3] * 3
+
+
 @pytest.mark.parametrize(
     "body",
     [sets_with, of_some_ranks, uneven, joined_early, own_groups, own_compression, names, twice,
-     really_sparse],
+     really_sparse, sparse_on_some, refused_once, scaled_once, further_streams],
     ids=lambda body: body.__name__,
 )  # fmt: skip
 def test_with_three_ranks(body):

@@ -128,8 +128,8 @@ class Exchange:
         self._parameters = parameters
         self._units: List[Any] = []
         self._unit_of: Dict[int, int] = {}
-        #: The parameters whose gradients are sparse.
-        self._alone: Set[int] = set()
+        #: The parameters whose gradients are sparse, with how many dimensions are.
+        self._alone: Dict[int, Tuple[torch.nn.Parameter, int]] = {}
         #: The sparse dimensions of those that travel as dense ones.
         self._dense: Dict[int, int] = {}
         self._hooked: Set[int] = set()
@@ -225,12 +225,27 @@ class Exchange:
 
     def _part_with(self, number: int, parameter: torch.nn.Parameter) -> None:
         """A parameter with sparse gradients goes by itself from now on."""
-        self._alone.add(id(parameter))
+        self._alone[id(parameter)] = parameter, parameter.grad.sparse_dim()  # type: ignore
         unit = self._units[number]
         unit.parameters[:] = [one for one in unit.parameters if one is not parameter]
         self._missing[number] -= 1
         if self._missing[number] == 0 and not self._sent[number]:
             self._send(number)
+
+    def _send_unused(self) -> None:
+        """Of sparse parameters that this rank has not used in this step, no rows."""
+        sent = {id(parameter) for parameter, _ in self._sparse}
+        for parameter, dims in list(self._alone.values()):
+            if id(parameter) in sent:
+                continue
+            if parameter.grad is None or not parameter.grad.is_sparse:
+                shape = parameter.shape
+                parameter.grad = torch.sparse_coo_tensor(
+                    torch.zeros((dims, 0), dtype=torch.int64, device=parameter.device),
+                    parameter.detach().new_zeros((0, *shape[dims:])), shape,
+                    check_invariants=False,
+                )  # fmt: skip
+            self._send_alone(parameter)
 
     def _send_alone(self, parameter: Any) -> None:
         name = f"{self._prefix}.{self._names.get(parameter, '')}"
@@ -258,16 +273,32 @@ class Exchange:
         for number, sent in enumerate(self._sent):
             if not sent:
                 self._send(number)
+        self._send_unused()
+        try:
+            self._wait()
+        finally:
+            self._begin()
+
+    def _wait(self) -> None:
+        """All results, also where one of them is an error, which is raised then."""
+        error: Optional[Exception] = None
         for unit in self._units:
-            if unit.parameters:
-                unit.finish()
+            try:
+                if unit.parameters:
+                    unit.finish()
+            except Exception as problem:
+                error = error or problem
         for parameter, handle in self._sparse:
-            parameter.grad = handle.wait()
+            try:
+                parameter.grad = handle.wait()
+            except Exception as problem:
+                error = error or problem
+        if error is not None:
+            raise error
         for unit in self._units if self._dense else ():
             for parameter in unit.parameters:
                 if id(parameter) in self._dense and parameter.grad is not None:
                     parameter.grad = parameter.grad.to_sparse(self._dense[id(parameter)])
-        self._begin()
 
 
 def _digest(names: List[str]) -> int:

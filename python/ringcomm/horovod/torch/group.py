@@ -77,6 +77,10 @@ class Group(Core):
         timeout = int(os.environ.get("RINGCOMM_TIMEOUT_MS", "300000"))
         self._set_up(_BroadcastStore(comm), comm.rank, comm.nranks, timedelta(milliseconds=timeout))
 
+    def _further(self) -> Any:
+        # It is this store that the ranks of further comm streams meet in, too.
+        return self._store
+
     def _join(self, device: str, depth: int, key: str) -> CommStream:
         if (device, depth) != ("cpu", 0):
             return super()._join(device, depth, key)
@@ -121,7 +125,10 @@ def layer_ranks() -> JobRanks:
     if "layers" not in coordinator.of_framework:
 
         def run() -> None:
-            coordinator.of_framework["layers"] = Group(coordinator.comm)
+            # Its comm streams are made in the threads of the layers, not in the coordinator's.
+            own = coordinator.comm.split(0)
+            assert own is not None, "every rank has the same color"
+            coordinator.of_framework["layers"] = Group(own)
 
         request = Request("layers", Signature.of("layers"), lambda: None, run)
         coordinator.submit(request, soon=True).wait()

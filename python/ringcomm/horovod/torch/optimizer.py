@@ -105,6 +105,7 @@ class DistributedAdasum(_Optimizer):
 
     _parameter_names: Names
     _compression: Any
+    _process_set: ProcessSet
 
     def synchronize(self) -> None:
         """Nothing is reduced before `step`."""
@@ -115,6 +116,8 @@ class DistributedAdasum(_Optimizer):
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Step, and go on from where all ranks together have come to."""
+        if not self._process_set.included():
+            return super().step(closure)
         parameters = [one for group in self.param_groups for one in group["params"]]
         begun = [one.detach().clone() for one in parameters]
         result = super().step(closure)
@@ -122,7 +125,9 @@ class DistributedAdasum(_Optimizer):
             compress(self._compression, one.detach() - start)
             for one, start in zip(parameters, begun)
         ]
-        ways = grouped_allreduce_([sent.contiguous() for sent, _ in pairs], op=Adasum)
+        ways = grouped_allreduce_(
+            [sent.contiguous() for sent, _ in pairs], op=Adasum, process_set=self._process_set
+        )
         for one, start, way, (_, ctx) in zip(parameters, begun, ways, pairs):
             one.detach().copy_(start + decompress(self._compression, way, ctx))
         return result
@@ -165,7 +170,9 @@ def DistributedOptimizer(
     made.__dict__.update({name: one for name, one in vars(optimizer).items() if name != "step"})
     made._parameter_names = _names(made, named_parameters)
     if op is Adasum:
-        made._compression = compression
+        if groups is not None or num_groups or sparse_as_dense:
+            raise ValueError("groups, num_groups and sparse_as_dense are not for op=Adasum")
+        made._compression, made._process_set = compression, process_set
         return made
     linear(op, "gradients")
 

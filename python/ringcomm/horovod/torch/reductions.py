@@ -30,15 +30,23 @@ class _Reduction(NamedTuple):
 
     def start(self, tensors: Sequence[Tensor], in_place: bool, soon: bool = False) -> Request:
         """Reduce them together; the result is a list of them, or of new tensors."""
+        self._refuse_twice()
         outputs = [self._sent(tensor, in_place) for tensor in tensors]
         answer = list(tensors) if in_place else outputs
         return self._started(outputs, lambda: self._scaled(outputs, answer), soon)
 
     def one(self, tensor: Tensor, in_place: bool, soon: bool = False) -> Request:
         """Reduce a tensor; the result is that one, or a new one."""
+        self._refuse_twice()
         output = self._sent(tensor, in_place)
         answer = tensor if in_place else output
         return self._started([output], lambda: self._scaled([output], answer), soon)
+
+    def _refuse_twice(self) -> None:
+        """Before the tensor is touched: one of this name may be under way with it."""
+        if self.name:
+            kind = "allreduce" if isinstance(self.op, ReduceOp) else "adasum"
+            self.process_set.coordinator.refuse_twice(f"{kind}.{self.name}")
 
     def _started(self, outputs: List[Tensor], result: Callable[[], Any], soon: bool) -> Request:
         op = self.op
