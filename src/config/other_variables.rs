@@ -109,7 +109,7 @@ pub(super) static ONLOOKERS: [Variable; 2] = [
 ];
 
 /// Variables of the programs and packages around the library.
-pub(super) static PROGRAMS: [Variable; 3] = [
+pub(super) static PROGRAMS: [Variable; 4] = [
     apart(
         "RINGCOMM_SSH",
         "the remote shell by which ringrun reaches other hosts",
@@ -130,5 +130,12 @@ pub(super) static PROGRAMS: [Variable; 3] = [
         "the path of ringcomm's `libnccl.so.2`",
         "the library that was installed with the program",
         "",
+    ),
+    apart(
+        "RINGCOMM_AS_BACKEND",
+        "backends of torch.distributed whose place ringcomm takes under `--compat`",
+        "`nccl`, `gloo` or both, with a comma",
+        "none",
+        "docs/launchers.md says more of it.",
     ),
 ];

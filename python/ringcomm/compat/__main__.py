@@ -15,7 +15,8 @@ usage: python -m ringcomm.compat [--local_rank] PROGRAM.py [ARGUMENT...]
 
 Runs the program with ringcomm's packages `horovod` and `apex` in front of PYTHONPATH; Python
 processes that it starts have them, too. With --local_rank the program gets an argument
---local_rank=N, of LOCAL_RANK, as torch.distributed.launch once gave it.
+--local_rank=N, of LOCAL_RANK, as torch.distributed.launch once gave it. With the variable
+RINGCOMM_AS_BACKEND=nccl the backend nccl of torch.distributed is ringcomm, too.
 """
 
 
