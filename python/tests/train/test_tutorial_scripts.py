@@ -200,8 +200,23 @@ def test_slurm_and_a_file(tmp_path, ranks):
     compare(said[0], alone(models.SmallNet, even), FLOAT32)
 
 
+def test_objects_by_files_of_a_shared_folder(tmp_path):
+    """They are those of all_gather_object, in ranks that a launcher written by hand started."""
+    launcher = [sys.executable, *COMPAT, SCRIPTS / "launcher.py", "--nproc", "2"]
+    (tmp_path / "shared").mkdir()
+    said = train([*launcher, SCRIPTS / "shared_dir.py", "--shared-dir", "shared"], tmp_path)
+    # Both write to the same pipe, so lines may be in one.
+    assert all(said.count(f"rank {rank} of 2: all objects are equal") == 1 for rank in (0, 1)), said
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+def test_the_measurement_of_objects_compares_them(tmp_path):
+    words = [*ringrun("-np", "2"), ROOT / "benches/torch/objects.py", "--quick"]
+    said, _ = run(words, tmp_path)
+    assert len(re.findall(r"1 [KM]iB .* \d+\.\d\d \(", said)) == 10, said
+
 
 def test_the_scripts_know_nothing_of_ringcomm():
     scripts = sorted(SCRIPTS.glob("*.py"))
-    assert len(scripts) == 7
+    assert len(scripts) >= 7
     assert [one.name for one in scripts if "ringcomm" in one.read_text().lower()] == []
