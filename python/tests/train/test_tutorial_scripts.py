@@ -220,3 +220,17 @@ def test_the_scripts_know_nothing_of_ringcomm():
     scripts = sorted(SCRIPTS.glob("*.py"))
     assert len(scripts) >= 7
     assert [one.name for one in scripts if "ringcomm" in one.read_text().lower()] == []
+
+
+def test_the_page_names_what_is_there():
+    page = (ROOT / "docs/python/training.md").read_text()
+    table = page.split("### Which file shows it")[1].split("\n### ")[0]
+    places = {"scripts": SCRIPTS, "examples": ROOT / "python/examples"}
+    files = re.findall(r"`(scripts|examples)/(\w+\.py)`", table)
+    assert all((places[folder] / name).is_file() for folder, name in files)
+    named = {name for folder, name in files if folder == "scripts"}
+    assert named == {path.name for path in SCRIPTS.glob("*.py")} - {"models.py"}
+    tests = re.findall(r"`(test_\w+\.py)::(\w+)`", table)
+    assert len(tests) > 15
+    for file, test in tests:
+        assert f"\ndef {test}(" in (ROOT / "python/tests/train" / file).read_text(), (file, test)
