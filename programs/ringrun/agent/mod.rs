@@ -4,8 +4,8 @@
 //! and end what it started. When its standard input ends, so does everything below it.
 
 pub(super) mod children;
-pub(super) mod environment;
 mod compat_path;
+pub(super) mod environment;
 mod nccl_preload;
 pub(super) mod output_lines;
 pub(super) mod rank_processes;
