@@ -422,15 +422,13 @@ def distributed():
 
 
 def training():
-    """The tools for training with PyTorch, its examples, and Horovod's and apex's interfaces, against one process."""
-    library = {"RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so")}
-    env = {**library, "PYTHONPATH": str(ROOT / "python")}
+    """The tools for training, examples, Horovod's and apex's interfaces; TensorFlow's files apart, as they fork."""
+    env = {"RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so"), "PYTHONPATH": str(ROOT / "python")}
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
     return [
         cargo("build", "--release"),
         Command(str(torch_venv() / "bin/python"), *tests, "python/tests/train", env=env),
-        # A file each: ranks are forked, which TensorFlow bears only before its parent has used it.
-        *(Command(str(tensorflow_venv() / "bin/python"), *tests, f"python/tests/tensorflow/{file.name}", env=env)
+        *(Command(str(tensorflow_venv() / "bin/python"), *tests, str(file), env=env)
           for file in sorted((ROOT / "python/tests/tensorflow").glob("test_*.py"))),
     ]
 
