@@ -35,8 +35,9 @@ Training goes on it in these ways:
 - Everything else: `Communicator` on arrays of NumPy, JAX (as inputs), CuPy and others.
 
 The documentation is in `docs/python` of the repository: begin with `index.md` and `tutorial.md`; on
-PyTorch `pytorch.md` and `training.md`; who comes from elsewhere reads `from-nccl.md`, `from-gloo.md`
-or `from-horovod.md`; `api.md` lists every name, and `errors.md` what goes wrong and what to do.
+PyTorch `pytorch.md` and `training.md`; on jobs that outlive a rank `surviving.md` and `elastic.md`;
+who comes from elsewhere reads `from-nccl.md`, `from-gloo.md`, `from-horovod.md` or `from-apex.md`;
+`api.md` lists every name, and `errors.md` what goes wrong and what to do.
 """
 
 from ._native import Collective, DataType, Protection, ReduceOp, Result, version

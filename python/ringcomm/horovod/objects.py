@@ -11,7 +11,7 @@ from .requests import Request, Signature
 
 try:
     # What was defined in a program's main file, and lambdas, travel by what they are.
-    from cloudpickle import dumps as _dumps  # type: ignore[import-untyped,unused-ignore]
+    from cloudpickle import dumps as _dumps  # type: ignore[import,unused-ignore]
 except ImportError:
     _dumps = pickle.dumps
 

@@ -29,7 +29,7 @@ def run(
     if hosts is not None and {one.split(":")[0] for one in hosts.split(",")} != {"localhost"}:
         raise ValueError(f"run() starts ranks on this machine, not on {hosts}; use ringrun -H")
     try:
-        from cloudpickle import dumps  # type: ignore[import-untyped,unused-ignore]
+        from cloudpickle import dumps  # type: ignore[import,unused-ignore]
     except ImportError:
         dumps = pickle.dumps
     work = dumps((func, tuple(args), dict(kwargs or {})))
