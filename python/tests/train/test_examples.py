@@ -40,6 +40,7 @@ REFUSED = {
     "compare": {"backend", "save"},
     "data_parallel": {"backend"},
     "horovod_script": {"backend"},
+    "horovod_elastic": {"backend"},
     "ring_allreduce": set(digits.OPTIONS),
     "warmup": {"batch"},
 }
