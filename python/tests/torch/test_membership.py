@@ -152,15 +152,17 @@ def while_something_runs(rank):
     dist.group.WORLD.register_abort_hook(1, lambda: hooked.append(work.is_completed()))
     work = dist.all_reduce(tensor, async_op=True)
     dist.shrink_group([2], shrink_flags=c10d.SHRINK_ABORT)
-    assert hooked == [False]
     with pytest.raises(ringcomm.RingError):
         work.wait()
     check_group()
     store.set("shrunk", b"")
+    return hooked
 
 
 def test_what_runs_is_aborted():
-    run(3, while_something_runs)
+    hooked = run(3, while_something_runs)[:2]
+    # The abort of the rank that shrinks first may end the other's work before that comes to its own.
+    assert all(len(seen) == 1 for seen in hooked) and [False] in hooked
 
 
 def a_part_shrinks(rank):
