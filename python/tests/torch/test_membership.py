@@ -161,7 +161,7 @@ def while_something_runs(rank):
 
 def test_what_runs_is_aborted():
     hooked = run(3, while_something_runs)[:2]
-    # The abort of the rank that shrinks first may end the other's work before that comes to its own.
+    # The abort of the rank that shrinks first may end the other's work before its own comes to it.
     assert all(len(seen) == 1 for seen in hooked) and [False] in hooked
 
 
