@@ -157,8 +157,11 @@ def test_the_wheels_contents(wheel):
     with zipfile.ZipFile(wheel) as files:
         names = set(files.namelist())
         modes = {info.filename: info.external_attr >> 16 for info in files.infolist()}
-        metadata = files.read(next(name for name in names if name.endswith("/METADATA"))).decode()
+        # Of the package itself; `compat` has a small one for torch.
+        (own,) = [name for name in names if re.fullmatch(r"[^/]+/METADATA", name)]
+        metadata = files.read(own).decode()
     parts = ["__init__.py", "py.typed", "lib/libringcomm.so", "bin/ring-perf", "bin/ringrun"]
+    parts += ["compat/horovod/__init__.py", "compat/ringcomm_compat-0.dist-info/entry_points.txt"]
     for part in (*parts, "lib/ringcomm/libnccl.so.2"):
         assert f"ringcomm/{part}" in names
     # Where a loader looks that looks for libringcomm.so, there is nothing of NCCL's name.
