@@ -38,7 +38,7 @@ MOST_PAUSE_S = 0.05
 MOST_CYCLES = 8
 #: Longer than a rank that computes is without a tick.
 MOST_GOODBYE_S = 30.0
-#: Numbers that a round carries with its first message; two cache lines' worth more take no longer.
+#: Numbers that a round's first message carries: it has 256 bytes with what is before them.
 NUMBERS = 29
 #: Flags of a round's first message.
 SHUTDOWN, JOIN, UNKNOWN, STALLED = 1, 2, 4, 8

@@ -11,7 +11,7 @@ from .requests import Request, Signature
 
 #: What a rank that has joined does for the others, in place of an operation of its own.
 Zeros = Optional[Callable[[Signature], Any]]
-#: What is longer is reduced where it lies: to copy it in and out takes longer than a call.
+#: What is longer is reduced where it lies, and not copied.
 MOST_PACKED_BYTES = 64 << 10
 
 #: A piece of a request: where it lies (None: zeros, of a rank that has joined), count, and bytes.

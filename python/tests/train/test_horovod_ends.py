@@ -194,12 +194,17 @@ def test_a_timeline(tmp_path):
 
 
 def tuned():
-    """Every variable that tunes, and results are the same."""
+    """Without fusion each tensor is a call of its own, and a small cache forgets; results stay."""
+    from ringcomm.horovod import fusion
+
     os.environ.update(
-        HOROVOD_FUSION_THRESHOLD="100", HOROVOD_CYCLE_TIME="5",
-        HOROVOD_CACHE_CAPACITY="4",
-    )  # fmt: skip
+        HOROVOD_FUSION_THRESHOLD="0", HOROVOD_CYCLE_TIME="5", HOROVOD_CACHE_CAPACITY="4"
+    )
+    calls, reduce = [], fusion._all_reduce
+    fusion._all_reduce = lambda *said: (calls.append(said), reduce(*said))
     hvd.init()
+    coordinator = hvd.global_process_set.coordinator
+    assert coordinator._settings.cycle_s == 0.005
     for turn in range(4):
         tensors = [torch.arange(1.0, 2 + size) for size in range(40)]
         handles = [
@@ -209,6 +214,7 @@ def tuned():
         for one, handle in zip(tensors, handles):
             assert torch.equal(hvd.synchronize(handle), RANKS * one)
         hvd.allreduce(torch.ones(2), name=f"new {turn}")
+    assert len(calls) == 4 * 41 and len(coordinator._negotiation.known) <= 4 + 40
     hvd.shutdown()
 
 

@@ -176,6 +176,38 @@ def test_ten_thousand_submissions_of_three_threads_on_four_ranks():
     run(4, joined, partial(many, 10_000))
 
 
+def steady():
+    """Where ranks submit in one order they compare numbers and no more, also after they have once
+    differed; names come to be known, and small tensors travel together."""
+    from ringcomm.horovod import fusion
+
+    coordinator = hvd.global_process_set.coordinator
+    differed, reduced = [], []
+    slow, reduce = coordinator._differ, fusion._all_reduce
+    coordinator._differ = lambda *said: (differed.append(said), slow(*said))
+    fusion._all_reduce = lambda *said: (reduced.append(said), reduce(*said))
+    try:
+        in_other_orders()
+        assert differed
+        differed.clear()
+        for turn in range(100):
+            hvd.allreduce(torch.ones(3), name=f"turn {turn % 5}")
+        # A rank's tick may come between.
+        assert len(differed) < 50
+        reduced.clear()
+        hvd.barrier()
+        names = [f"small {number}" for number in range(40)]
+        for _ in range(2):
+            handles = [hvd.allreduce_async(torch.ones(3), name=name) for name in names]
+            for handle in handles:
+                hvd.synchronize(handle)
+        assert len(reduced) < 40
+        assert any("allreduce.turn 1" == name for name, _ in coordinator._negotiation.known.values())
+    finally:
+        fusion._all_reduce = reduce
+        del coordinator._differ
+
+
 def objects():
     """What was made in a main program travels by what it is, and names belong together."""
     pytest.importorskip("cloudpickle")
@@ -210,8 +242,8 @@ def two_optimizers():
 
 @pytest.mark.parametrize(
     "body",
-    [in_other_orders, of_every_kind, nameless, from_threads, two_of_one_name, objects,
-     two_optimizers],
+    [in_other_orders, of_every_kind, nameless, from_threads, two_of_one_name, steady,
+     objects, two_optimizers],
     ids=lambda body: body.__name__,
 )
 def test_in_any_order(body):

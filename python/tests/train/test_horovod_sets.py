@@ -116,7 +116,7 @@ def joined_early():
 
 def own_groups():
     """Parameters in groups of the program's, or so many of them, train as without."""
-    weights = []
+    weights, sizes, divided = [], [], []
     for settings in ({}, {"num_groups": 2}, {"groups": "own"}, {"gradient_predivide_factor": 4.0}):
         model = model_of()
         if settings.get("groups"):
@@ -127,6 +127,10 @@ def own_groups():
             loss_of(model, hvd.rank(), step).backward()
             optimizer.step()
         weights.append([one.detach() for one in model.parameters()])
+        units = optimizer._exchange._units
+        sizes.append([len(unit.parameters) for unit in units])
+        divided.append(units[0]._bucket._before)
+    assert sizes == [[4], [2, 2], [2, 1, 1], [4]] and divided == [1, 1, 1, 4]
     for found in weights[1:]:
         for one, other in zip(found, weights[0]):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-12)

@@ -78,17 +78,6 @@ _registry: List[Tuple[Type[Any], Type[StateHandler]]] = [
 ]
 
 
-def get_handler_registry() -> List[Tuple[Type[Any], Type[StateHandler]]]:
-    """Which handler is for which class; the first that fits is taken."""
-    return _registry
-
-
-def set_handler_registry(registry: List[Tuple[Type[Any], Type[StateHandler]]]) -> None:
-    """Have other handlers."""
-    global _registry
-    _registry = registry
-
-
 def _handler(value: Any) -> Optional[StateHandler]:
     for kind, handler in _registry:
         if isinstance(value, kind):
