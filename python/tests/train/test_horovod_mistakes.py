@@ -156,6 +156,8 @@ def test_rows_to_exchange_that_do_not_fit_are_told_on_all_ranks(name):
     everyone(partial(unlike, name, True))
 
 
-@pytest.mark.parametrize("body", [asked, by_name, other_tensors, scalars], ids=lambda body: body.__name__)
+@pytest.mark.parametrize(
+    "body", [asked, by_name, other_tensors, scalars], ids=lambda body: body.__name__
+)
 def test_on_every_rank(body):
     everyone(body)
