@@ -8,7 +8,7 @@ use super::protocol::{
     out_of_turn, own_failure, refused,
 };
 use super::root::margin;
-use crate::bootstrap::error::{Blame, BootstrapError};
+use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::local::wire::Failure;
 use crate::error::{Error, Result};
 use crate::host;
@@ -152,19 +152,17 @@ impl AllgatherClient {
     fn stuck(&mut self, who: PeerId, now: Instant) {
         let waited_ms = now.saturating_duration_since(self.started).as_millis() as u64;
         let PeerId { rank, pid } = who;
-        if rank == super::message::NO_RANK {
-            let what = format!(
-                "rank {} waited {waited_ms} ms for {} other ranks, and the root at {:?} did not \
-                 say who is missing",
-                self.me.rank,
-                self.nranks - 1,
-                self.root
-            );
-            let failure = refused(self.me, libc::ETIMEDOUT, what);
-            self.fail_waiting(failure, Blame::Late);
-        } else {
-            self.fail(Failure::Stuck { rank, pid, host: "".into(), waited_ms }, None);
+        if rank != super::message::NO_RANK {
+            return self.fail(Failure::Stuck { rank, pid, host: "".into(), waited_ms }, None);
         }
+        let why = format!(
+            "rank {} waited for {} other ranks, and the root did not say who is missing",
+            self.me.rank,
+            self.nranks - 1
+        );
+        self.fail(refused(self.me, libc::ETIMEDOUT, why.clone()), None);
+        let place = format!("the root at {:?}", self.root);
+        self.outcome = Some(Err(BootstrapError::late(Error::NotMet { place, why, waited_ms })));
     }
 
     /// The rendezvous is over: tell everybody but the one who told us.
@@ -190,15 +188,6 @@ impl AllgatherClient {
         self.outcome = Some(Err(into_unmet(failure, self.me.rank, self.nranks)));
     }
 
-    /// As [`AllgatherClient::fail`], where this rank's own words are for what it waited for in
-    /// vain.
-    fn fail_waiting(&mut self, failure: Failure, cause: Blame) {
-        self.fail(failure, None);
-        if let Some(Err(unmet)) = &mut self.outcome {
-            unmet.cause = cause;
-        }
-    }
-
     pub fn on(&mut self, event: TreeEvent, now: Instant) {
         if self.outcome.is_some() {
             return;
@@ -211,7 +200,10 @@ impl AllgatherClient {
             TreeEvent::Reached { link } => self.reached(link, now),
             TreeEvent::Unreachable { error } => match self.stage {
                 ClientStage::Joining { parent, .. } if is_time(&error) => self.stuck(parent, now),
-                _ => self.fail_waiting(own_failure(self.me, &error), Blame::There),
+                _ => {
+                    self.fail(own_failure(self.me, &error), None);
+                    self.outcome = Some(Err(BootstrapError::there(error)));
+                }
             },
             TreeEvent::Said { link, message } => self.heard(link, message),
             TreeEvent::Lost { link } => self.lost(link),

@@ -433,7 +433,7 @@ impl World {
             // Whoever stopped or died before it had said anything is missing.
             Error::Missing { missing, .. } => missing.iter().all(|rank| fate(*rank) != Fate::Lives),
             Error::Timeout { peer, .. } => fate(peer.rank) == Fate::Stopped,
-            Error::System { .. } => root_lost,
+            Error::System { .. } | Error::NotMet { .. } => root_lost,
             _ => false,
         };
         if fair { Ok(()) } else { Err(format!("rank {rank} returned {error:?}")) }

@@ -94,3 +94,19 @@ fn a_rank_that_waits_for_others_hangs_up_on_who_is_no_rank_and_keeps_the_rest() 
     let kept: Vec<u32> = first.advance().iter().map(|proved| proved.greeting.rank).collect();
     assert_eq!(kept, [1]);
 }
+
+/// A root that is late with its verdict is no fault of the system's: the deadline has come.
+#[test]
+fn who_hears_nothing_of_the_root_by_its_deadline_ends_with_a_timeout() {
+    use super::{client::AllgatherClient, message::PeerId};
+    let (begin, root) = (Instant::now(), [std::net::SocketAddr::from(([127, 0, 0, 1], 9))]);
+    let deadline = begin + Duration::from_millis(200);
+    let me = PeerId { rank: 0, pid: 1 };
+    let mut client = AllgatherClient::new(me, 2, b"mine", &[], &root, begin, deadline);
+    client.tick(deadline);
+    let unmet = client.outcome().expect("it has given up").as_ref().expect_err("nobody came");
+    assert_eq!(unmet.cause, crate::bootstrap::Blame::Late);
+    let text = unmet.error.to_string();
+    assert!(matches!(unmet.error, Error::NotMet { waited_ms: 200, .. }), "{text}");
+    assert!(text.contains("the root at [127.0.0.1:9]"), "{text}");
+}
