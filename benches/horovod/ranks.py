@@ -34,9 +34,12 @@ def resnet50():
     return [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
 
 
-def optimizer_step(parameters, name):
-    named = [(f"{name}.{index}", one) for index, one in enumerate(parameters)]
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, 0.1), named)
+def optimizer_step(parameters, name=None):
+    """A step of SGD; with a name, of Horovod's optimizer."""
+    optimizer = torch.optim.SGD(parameters, 0.1)
+    if name:
+        named = [(f"{name}.{index}", one) for index, one in enumerate(parameters)]
+        optimizer = hvd.DistributedOptimizer(optimizer, named)
 
     def step():
         optimizer.zero_grad()
@@ -60,8 +63,15 @@ def cases():
     yield "1000 tensors of 1 KiB, allreduce_async_", each
     yield "the same, grouped_allreduce_", lambda: hvd.grouped_allreduce_(small, name="group")
     gradients = [torch.nn.Parameter(torch.ones(256)) for _ in range(1000)]
-    yield "the same as gradients, optimizer.step", optimizer_step(gradients, "small")
-    yield "ResNet-50's gradients, optimizer.step", optimizer_step(resnet50(), "resnet")
+    yield "a step with 1000 such gradients, alone", optimizer_step(gradients)
+    yield "the same, reduced by Horovod", optimizer_step(gradients, "small")
+    gradients = [torch.ones_like(one) for one in resnet50()]
+    yield "ResNet-50's gradients, grouped_allreduce_", lambda: hvd.grouped_allreduce_(
+        gradients, name="gradients"
+    )
+    parameters = resnet50()
+    yield "a step of ResNet-50's parameters, alone", optimizer_step(parameters)
+    yield "such a step, reduced by Horovod", optimizer_step(parameters, "resnet")
     yield "1 KiB, allreduce_", lambda: hvd.allreduce_(small[0], name="one")
     yield "4 MiB, allreduce_", lambda: hvd.allreduce_(big, name="big")
 

@@ -86,6 +86,33 @@ class _BucketUnit:
         self._bucket.finish([parameter.requires_grad for parameter in self.parameters])
 
 
+class _InPlaceUnit:
+    """Gradients in host memory, which are reduced where they lie; the coordinator packs those that
+    are small."""
+
+    def __init__(self, name: str, parameters: Parameters, how: How) -> None:
+        self.parameters, self._name, self._how = parameters, name, how
+        self._handle: Any = None
+
+    def start(self) -> None:
+        how = self._how
+        self._handle = grouped_allreduce_async_(
+            [
+                torch.zeros_like(one, requires_grad=False) if one.grad is None else one.grad
+                for one in self.parameters
+            ],
+            name=self._name, op=how.op,
+            prescale_factor=1 / how.predivide, postscale_factor=how.predivide,
+            process_set=how.process_set,
+        )  # fmt: skip
+
+    def finish(self) -> None:
+        handle, self._handle = self._handle, None
+        for parameter, came in zip(self.parameters, handle.wait()):
+            if parameter.grad is None and parameter.requires_grad:
+                parameter.grad = came
+
+
 class _CompressedUnit:
     """Gradients under a compression of the program's own, each by itself."""
 
@@ -164,17 +191,24 @@ class Exchange:
         """Know the parameters that have come, or have come to need gradients. They are the same
         on every rank, as the calls are that made them so."""
         new = [one for one in self._parameters() if id(one) not in self._unit_of]
-        kind = _BucketUnit if self._how.rounds else _CompressedUnit
         for part in self._parts(new):
             number = len(self._units)
             name = f"{self._prefix}.{number}.{self._names.get(part[0], '')}"
-            self._units.append(kind(name, part, self._how))
+            self._units.append(self._unit(name, part))
             self._unit_of.update((id(one), number) for one in part)
         for parameter in new:
             if id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))
                 hooked: Any = parameter
                 hooked.register_post_accumulate_grad_hook(self._arrived)
+
+    def _unit(self, name: str, parameters: Parameters) -> Any:
+        how = self._how
+        if not how.rounds:
+            return _CompressedUnit(name, parameters, how)
+        if how.rounded is None and parameters[0].device.type == "cpu":
+            return _InPlaceUnit(name, parameters, how)
+        return _BucketUnit(name, parameters, how)
 
     def _parts(self, new: Parameters) -> List[Parameters]:
         left = list(reversed(new))
