@@ -34,6 +34,8 @@ TICK_S = 1.0
 #: Ranks that all wait for other operations than those that the others have look again after at
 #: most so long.
 MOST_PAUSE_S = 0.05
+#: A wait by someone who has other ways to wait.
+BRIEF_S = 0.001
 #: Cycles for which operations are collected while more come.
 MOST_CYCLES = 8
 #: Longer than a rank that computes is without a tick.
@@ -143,9 +145,10 @@ class Coordinator:
                 "is under way a name of its own"
             )
 
-    def join(self, zeros: Zeros) -> Request:
-        """Say that this rank submits no more; its result is the rank that said it last."""
-        request = Request("join", Signature.of("join"), lambda: request.keep)
+    def join(self, zeros: Zeros, answer: Callable[[int], Any] = int) -> Request:
+        """Say that this rank submits no more; its result is what `answer` makes of the rank that
+        said it last."""
+        request = Request("join", Signature.of("join"), lambda: answer(request.keep))
         request.coordinator = self
         with self._lock:
             if self._ended is not None:
@@ -156,18 +159,23 @@ class Coordinator:
             self._new.append(request)
         return request
 
-    def wait(self, request: Request) -> None:
-        """Return when the operation is done; make the rounds meanwhile, if nobody does."""
+    def wait(self, request: Request, briefly: bool = False) -> None:
+        """Return when the operation is done; make the rounds meanwhile, if nobody does. `briefly`:
+        after at most one of them."""
         with self._lock:
             self._waiting += 1
             try:
                 while not request.settled:
                     if self._ended is not None:
                         failed([request], self._ended)
+                    elif briefly and (self._driving or self._rest_s() > 0):
+                        self._changed.wait(BRIEF_S)
                     elif self._driving:
                         self._changed.wait()
                     else:
                         self._drive()
+                    if briefly:
+                        break
             finally:
                 self._waiting -= 1
                 if self._waiting:
@@ -231,10 +239,17 @@ class Coordinator:
             if len(self._new) == before or self._waiting or self._closing:
                 return
 
+    def _rest_s(self) -> float:
+        """How long not to ask again, as nothing has come of it; the lock is held."""
+        if not self._pause_s or self._new or self._closing:
+            return 0.0
+        return self._last_round + self._pause_s - time.monotonic()
+
     def _drive(self) -> None:
         """One round, in this thread; the lock is held, but not while ranks talk."""
-        if self._pause_s and not self._new and not self._closing:
-            (self._changed if self._waiting else self._wake).wait(self._pause_s)
+        rest_s = self._rest_s()
+        if rest_s > 0:
+            (self._changed if self._waiting else self._wake).wait(rest_s)
             if self._driving or self._ended is not None:
                 return
         self._driving = True

@@ -113,6 +113,13 @@ class Request:
         """Whether it is over; does not wait."""
         return self.settled and (self.work is None or bool(self.work.is_completed()))
 
+    def wait_briefly(self) -> bool:
+        """Wait for a round at most; whether it is done or has failed."""
+        if not self.settled:
+            assert self.coordinator is not None, "it was not submitted"
+            self.coordinator.wait(self, briefly=True)
+        return self.settled
+
     def wait(self) -> Any:
         """Wait until it is over, and give the result; again the same if asked again."""
         if not self.settled:

@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-PROGRAM = Path(__file__).resolve().parent / "programs/session.py"
+PROGRAMS = Path(__file__).resolve().parent / "programs"
 MOST_SECONDS = 400
 STEPS = 8
 
 
-def trained(folder, ranks, *settings):
-    """What every rank saw; checkpoints are in `folder/checkpoints`."""
+def started(program, ranks, *arguments):
+    """What the ranks of a program print."""
     built = Path(os.environ.get("RINGCOMM_LIBRARY", "/")).parent / "ringrun"
     ringrun = [str(built if built.exists() else "ringrun"), "-n", str(ranks)]
-    answers = folder / f"answers-{ranks}"
     done = subprocess.run(
-        [*ringrun, sys.executable, PROGRAM, answers, folder / "checkpoints", *settings],
+        [*ringrun, sys.executable, PROGRAMS / program, *arguments],
         check=False,
         capture_output=True,
         text=True,
@@ -32,6 +31,13 @@ def trained(folder, ranks, *settings):
         },
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def trained(folder, ranks, *settings):
+    """What every rank saw; checkpoints are in `folder/checkpoints`."""
+    answers = folder / f"answers-{ranks}"
+    started("session.py", ranks, answers, folder / "checkpoints", *settings)
     return [json.loads(Path(f"{answers}.{rank}").read_text()) for rank in range(ranks)]
 
 
@@ -73,8 +79,16 @@ def test_a_session_goes_on_from_the_checkpoint_of_rank_0(tmp_path):
 
 def test_steps_are_added_by_adasum(alone, tmp_path):
     answers = trained(tmp_path, 2, "adasum")
-    assert answers[0] == answers[1]
+    # Momenta are of each rank's own steps.
+    for what in ("losses", "weight"):
+        assert answers[0][what] == answers[1][what]
+    assert answers[0]["slot"] != answers[1]["slot"]
     losses = answers[0]["losses"]
     assert losses[0] == pytest.approx(alone["losses"][0], abs=1e-5)
     # Steps that point the same way are averaged, others added: not what an average makes.
     assert losses[1] < losses[0] and abs(losses[1] - alone["losses"][1]) > 1e-5
+
+
+@pytest.mark.parametrize("way", ["session", "function"])
+def test_operations_in_any_order_share_one_thread(way):
+    assert started("independent.py", 2, way).count("all came") == 2

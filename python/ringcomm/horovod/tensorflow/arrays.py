@@ -10,6 +10,7 @@ import numpy as np
 from ..._native import ReduceOp
 from ...buffers import target
 from ..adasum import check, combined
+from ..job import job
 from ..operations import name_of
 from ..process_sets import ProcessSet, place_of
 from ..requests import Described, Request, Signature
@@ -22,24 +23,27 @@ def _described(one: Any, but_first: bool = False) -> Described:
     return str(one.dtype), (None, *shape[1:]) if but_first and shape else shape
 
 
-def _done(
+def _submitted(
     kind: str,
     name: Optional[str],
     arrays: Sequence[Any],
     how: Tuple[Tuple[str, Any], ...],
     process_set: ProcessSet,
     run: Callable[[], Any],
+    answers: Arrays,
     but_first: bool = False,
-) -> None:
-    """Wait until all ranks have come and this is done."""
+) -> Request:
+    """A request whose result is `answers`, as `run` leaves them."""
     coordinator = process_set.coordinator
     described = tuple(_described(one, but_first) for one in arrays)
     signature = Signature.of(kind, described, how)
-    request = Request(coordinator.name(kind, name), signature, lambda: None, run, keep=arrays)
-    coordinator.submit(request, soon=True).wait()
+    request = Request(coordinator.name(kind, name), signature, lambda: answers, run, keep=arrays)
+    return coordinator.submit(request, soon=True)
 
 
-def all_reduce(arrays: Arrays, op: ReduceOp, process_set: ProcessSet, name: Optional[str]) -> Arrays:
+def all_reduce(
+    arrays: Arrays, op: ReduceOp, process_set: ProcessSet, name: Optional[str]
+) -> Request:
     """The reductions of these, as one operation."""
     coordinator = process_set.coordinator
     outputs = [np.array(one, order="C") for one in arrays]
@@ -58,11 +62,10 @@ def all_reduce(arrays: Arrays, op: ReduceOp, process_set: ProcessSet, name: Opti
     )
     named = coordinator.name("allreduce", name)
     request = Request(named, signature, lambda: outputs, None, tuple(places), outputs)
-    answer: Arrays = coordinator.submit(request, soon=True).wait()
-    return answer
+    return coordinator.submit(request, soon=True)
 
 
-def all_gather(arrays: Arrays, process_set: ProcessSet, name: Optional[str]) -> Arrays:
+def all_gather(arrays: Arrays, process_set: ProcessSet, name: Optional[str]) -> Request:
     """Every rank's rows of each of these, one after the other; then how many come from each."""
     comm = process_set.coordinator.comm
     sources = [np.ascontiguousarray(one) if one.ndim else one for one in arrays]
@@ -81,15 +84,14 @@ def all_gather(arrays: Arrays, process_set: ProcessSet, name: Optional[str]) -> 
             answers.append(output)
         answers.extend(known.T.astype(np.int32))
 
-    _done("allgather", name, sources, (), process_set, run, but_first=True)
-    return answers
+    return _submitted("allgather", name, sources, (), process_set, run, answers, but_first=True)
 
 
 def _bytes(one: Any) -> Any:
     return one.reshape(-1).view(np.uint8)
 
 
-def adasum(arrays: Arrays, process_set: ProcessSet, name: Optional[str]) -> Arrays:
+def adasum(arrays: Arrays, process_set: ProcessSet, name: Optional[str]) -> Request:
     """Adasum of each of these by itself, as one operation."""
     coordinator = process_set.coordinator
     ranks = coordinator.size
@@ -104,8 +106,7 @@ def adasum(arrays: Arrays, process_set: ProcessSet, name: Optional[str]) -> Arra
             found = combined(list(gathered.astype(np.float64)))
             outputs.append(np.asarray(found).astype(source.dtype))
 
-    _done("adasum", name, sources, (), process_set, run)
-    return outputs
+    return _submitted("adasum", name, sources, (), process_set, run, outputs)
 
 
 def _is_floating(dtype: Any) -> bool:
@@ -115,7 +116,7 @@ def _is_floating(dtype: Any) -> bool:
 
 def broadcast(
     arrays: Arrays, root_rank: int, process_set: ProcessSet, name: Optional[str]
-) -> Arrays:
+) -> Request:
     """The root's arrays, as one operation."""
     comm = process_set.coordinator.comm
     root = place_of(root_rank, process_set)
@@ -125,13 +126,13 @@ def broadcast(
         for output in outputs:
             comm.broadcast(_bytes(output), root=root)
 
-    _done("broadcast", name, outputs, (("root_rank", root_rank),), process_set, run)
-    return outputs
+    how = (("root_rank", root_rank),)
+    return _submitted("broadcast", name, outputs, how, process_set, run, outputs)
 
 
 def all_to_all(
     one: Any, splits: Any, process_set: ProcessSet, name: Optional[str]
-) -> Tuple[Any, Any]:
+) -> Request:
     """The rows that come from each rank, and how many come."""
     coordinator = process_set.coordinator
     comm = coordinator.comm
@@ -150,8 +151,7 @@ def all_to_all(
         )  # fmt: skip
         answers.extend((output, np.array(back, np.int32)))
 
-    _done("alltoall", name, [source], (), process_set, run, but_first=True)
-    return answers[0], answers[1]
+    return _submitted("alltoall", name, [source], (), process_set, run, answers, but_first=True)
 
 
 def _splits(source: Any, splits: Any, ranks: int) -> List[int]:
@@ -172,7 +172,7 @@ def _splits(source: Any, splits: Any, ranks: int) -> List[int]:
 
 def reduce_scatter(
     arrays: Arrays, op: ReduceOp, process_set: ProcessSet, name: Optional[str]
-) -> Arrays:
+) -> Request:
     """This rank's rows of each of these, reduced."""
     coordinator = process_set.coordinator
     for one in arrays:
@@ -191,5 +191,15 @@ def reduce_scatter(
             coordinator.comm.reduce_scatter_v(source.reshape(-1), output.reshape(-1), counts, op)
             outputs.append(output)
 
-    _done("reducescatter", name, sources, (("op", name_of(op)),), process_set, run)
-    return outputs
+    how = (("op", name_of(op)),)
+    return _submitted("reducescatter", name, sources, how, process_set, run, outputs)
+
+
+def join() -> Request:
+    """This rank submits no more; the rank that said so last."""
+    return job().coordinator.join(None, lambda last: [np.array(last, np.int32)])
+
+
+def barrier(process_set: ProcessSet, name: Optional[str]) -> Request:
+    """Wait for every rank."""
+    return _submitted("barrier", name, (), (), process_set, lambda: None, [np.int32(0)])

@@ -8,67 +8,18 @@ Gradients are what Horovod makes of them: behind `allreduce` reduced as `op` say
 
 from __future__ import annotations
 
-import re
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
-import numpy as np
 import tensorflow as tf
 
-from ..job import job, rank
+from ..job import rank
 from ..operations import Adasum, Average, Op, Sum, asked_for, linear, name_of
 from ..process_sets import ProcessSet, global_process_set
-from ..requests import Request, Signature
+from ..requests import Request
 from . import arrays
 from .arrays import Arrays
 from .compression import Compression
-
-
-def named(kind: str, given: Optional[str]) -> Optional[str]:
-    """The name of an operation: in eager code without one it gets a number when it is made."""
-    if given or tf.executing_eagerly():
-        return given
-    graph = tf.compat.v1.get_default_graph()
-    unique: str = graph.unique_name(kind)
-    return f"{_name_of(graph)}/{unique}"
-
-
-def _name_of(graph: Any) -> str:
-    """A graph's name: functions' graphs have names, and TensorFlow 1 has one graph.
-
-    Those of branches and loops end with how many things the process has made, in which ranks
-    differ.
-    """
-    name = getattr(graph, "name", "graph")
-    if type(graph).__name__ == "FuncGraph" or not hasattr(graph, "outer_graph"):
-        return str(name)
-    return f"{_name_of(graph.outer_graph)}/{_COUNT.sub('', name)}"
-
-
-_COUNT = re.compile(r"_\d+(?=_|$)")
-
-
-def scoped(given: Optional[str], ignore_name_scope: bool) -> Optional[str]:
-    """The name that a program gives, in a graph behind the scope that it is given in."""
-    if not given or ignore_name_scope or tf.executing_eagerly():
-        return given
-    scope = tf.compat.v1.get_default_graph().get_name_scope()
-    return f"{scope}/{given}" if scope else given
-
-
-def called(
-    function: Callable[[Arrays], Arrays], tensors: Sequence[Any], types: Sequence[Any],
-    shapes: Sequence[Any],
-) -> List[Any]:  # fmt: skip
-    """The arrays that the function makes of these, as tensors."""
-    if tf.executing_eagerly():
-        made = function([tensor.numpy() for tensor in tensors])
-        return [tf.convert_to_tensor(one) for one in made]
-    with tf.device("/cpu:0"):
-        outputs = tf.numpy_function(lambda *given: function(list(given)), tensors, types)
-    outputs = [outputs] if not isinstance(outputs, (list, tuple)) else list(outputs)
-    for output, shape in zip(outputs, shapes):
-        output.set_shape(shape)
-    return outputs
+from .graphs import named, requested, scoped
 
 
 class _Reduction(NamedTuple):
@@ -95,12 +46,12 @@ class _Reduction(NamedTuple):
         op: Any = self.op
         name = named("allreduce", self.name)
 
-        def reduce(given: Arrays) -> Arrays:
+        def reduce(given: Arrays) -> Request:
             if op is Adasum:
                 return arrays.adasum(given, self.process_set, name)
             return arrays.all_reduce(given, op, self.process_set, name)
 
-        return [scaled(one, self.factors[1]) for one in called(reduce, sent, types, shapes)]
+        return [scaled(one, self.factors[1]) for one in requested(reduce, sent, types, shapes)]
 
 
 def scaled(tensor: Any, factor: float) -> Any:
@@ -218,7 +169,7 @@ def grouped_allgather(
         types = [one.dtype for one in ones] + [tf.int32] * count
         shapes = [tf.TensorShape([None]).concatenate(one.shape[1:]) for one in ones]
         whole_name = named("allgather", asked)
-        both = called(
+        both = requested(
             lambda found: arrays.all_gather(found, process_set, whole_name), ones, types,
             [*shapes, *[[process_set.size()]] * count],
         )  # fmt: skip
@@ -266,13 +217,17 @@ def grouped_broadcast(
         def of_root(*grads: Any) -> List[Any]:
             given = [tf.convert_to_tensor(grad) for grad in grads]
             means = grouped_allreduce(given, op=Average, process_set=process_set)
-            return means if rank() == root_rank else [tf.zeros_like(mean) for mean in means]
+            if rank() == root_rank:
+                return means
+            # Of these, too: they are computed on every rank or on none.
+            with tf.control_dependencies([] if tf.executing_eagerly() else means):
+                return [tf.zeros_like(mean) for mean in means]
 
-        def run(found: Arrays) -> Arrays:
+        def run(found: Arrays) -> Request:
             return arrays.broadcast(found, root_rank, process_set, whole_name)
 
         types, shapes = [one.dtype for one in ones], [one.shape for one in ones]
-        return called(run, ones, types, shapes), of_root
+        return requested(run, ones, types, shapes), of_root
 
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     return list(sent(*given)) if given else []
@@ -312,17 +267,19 @@ def alltoall(
         whole_name = named("alltoall", asked)
         shapes = [tf.TensorShape([None]).concatenate(one.shape[1:]), [process_set.size()]]
 
-        def run(found: Arrays) -> Arrays:
+        def run(found: Arrays) -> Request:
             rows = found[1] if len(found) > 1 else None
-            return list(arrays.all_to_all(found[0], rows, process_set, whole_name))
+            return arrays.all_to_all(found[0], rows, process_set, whole_name)
 
         given = [one] if out is None else [one, out]
-        came, rows = called(run, given, [one.dtype, tf.int32], shapes)
+        came, rows = requested(run, given, [one.dtype, tf.int32], shapes)
 
         def back(grad: Any, _: Any) -> Any:
             home = alltoall(tf.convert_to_tensor(grad), rows, process_set=process_set)[0]
             left = tf.shape(one)[:1] - tf.shape(home)[:1]
-            return tf.concat([home, tf.zeros(tf.concat([left, tf.shape(one)[1:]], 0), one.dtype)], 0)
+            # The gradient that comes may have another type.
+            rest = tf.zeros(tf.concat([left, tf.shape(one)[1:]], 0), home.dtype)
+            return tf.concat([home, rest], 0)
 
         return (came, rows), back
 
@@ -351,7 +308,7 @@ def grouped_reducescatter(
         whole_name = named("reducescatter", name)
         types = [one.dtype for one in ones]
         shapes = [tf.TensorShape([None]).concatenate(one.shape[1:]) for one in ones]
-        parts = called(
+        parts = requested(
             lambda found: arrays.reduce_scatter(found, kind, process_set, whole_name),
             [scaled(one, prescale_factor) for one in ones], types, shapes,
         )  # fmt: skip
@@ -390,21 +347,12 @@ def join() -> Any:
     """Say that this rank has no more data, and go along with the others' `allreduce` with zeros;
     done when all ranks have joined: the rank that did last."""
 
-    def run(_: Arrays) -> Arrays:
-        return [np.array(job().coordinator.join(None).wait(), np.int32)]
-
-    return called(run, [], [tf.int32], [[]])[0]
+    return requested(lambda _: arrays.join(), [], [tf.int32], [[]])[0]
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
     """Wait for every rank; in a graph, an operation that does."""
     name = named("barrier", None)
 
-    def run(_: Arrays) -> Arrays:
-        coordinator = process_set.coordinator
-        request = Request(coordinator.name("barrier", name), Signature.of("barrier"), lambda: None)
-        coordinator.submit(request, soon=True).wait()
-        return [np.array(0, np.int32)]
-
-    done = called(run, [], [tf.int32], [[]])[0]
+    done = requested(lambda _: arrays.barrier(process_set, name), [], [tf.int32], [[]])[0]
     return None if tf.executing_eagerly() else done

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from .. import job
 from ..process_sets import process_set_by_id
-from .calls import called
+from .graphs import called
 
 
 def _asked(value: Callable[[], int], name: Optional[str]) -> Any:
