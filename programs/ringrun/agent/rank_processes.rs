@@ -49,7 +49,7 @@ pub struct Crew {
 }
 
 /// What makes a rank a newcomer of an elastic job.
-const NEWCOMER: &str = "RINGCOMM_ELASTIC_JOIN";
+pub const NEWCOMER: &str = "RINGCOMM_ELASTIC_JOIN";
 /// Signals that ask ranks to end, or end them.
 const ENDING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGKILL];
 /// How a newcomer ends that has found no job to join; another would not either.

@@ -90,6 +90,13 @@ pub struct Options {
     /// elastic: no more than so many (default: -np)
     #[arg(long, value_name = "N", value_parser = one_or_more)]
     pub max_np: Option<usize>,
+    /// elastic: a program that prints the hosts that there are, as lines HOST:SLOTS
+    #[arg(long, value_name = "FILE")]
+    pub host_discovery_script: Option<String>,
+    /// slots of a host that it prints without a number (default 1)
+    #[arg(long, visible_alias = "slots", value_name = "N", value_parser = one_or_more)]
+    #[arg(default_value = "1", hide_default_value = true)]
+    pub slots_per_host: usize,
     /// start a failed job anew so often (default 0); elastic: replace so many ranks (default 100)
     #[arg(long, value_name = "N", value_parser = number)]
     #[arg(default_value = "0", hide_default_value = true)]
@@ -272,7 +279,13 @@ fn one_program(command: &Command, words: &[OsString]) -> Result<(), String> {
 impl Options {
     /// Whether ranks may come and go while the job runs.
     pub fn is_elastic(&self) -> bool {
-        self.min_np.is_some() || self.max_np.is_some()
+        self.min_np.is_some() || self.max_np.is_some() || self.host_discovery_script.is_some()
+    }
+
+    /// The most ranks of an elastic job: of one whose hosts do not change, as many as it has first.
+    pub fn most(&self, first: usize) -> usize {
+        let otherwise = if self.host_discovery_script.is_some() { usize::MAX } else { first };
+        self.max_np.unwrap_or(otherwise)
     }
 
     /// How many ranks of a host are replaced: enough for any job whose ranks do not fail at once.
@@ -292,6 +305,18 @@ impl Options {
             return Err("the hosts were given already; use one -H or one --hostfile".into());
         }
         drop(hosts);
+        if self.host_discovery_script.is_some() {
+            if self.hosts.is_some() {
+                return Err("the hosts come from --host-discovery-script: leave out -H and \
+                            --hostfile"
+                    .into());
+            }
+            if self.output_folder.is_some() || self.check {
+                return Err("--host-discovery-script goes with neither --output-filename nor \
+                            --check"
+                    .into());
+            }
+        }
         self.variables.append(&mut self.interfaces);
         self.tagging = match (self.check || self.no_prefix, self.tag_output) {
             (true, _) => Tagging::Never,

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 pub struct Link {
     /// The agent, or the remote shell that leads to it.
     pid: u32,
+    pub begun: Instant,
     to: Option<File>,
     from: Option<File>,
     outbox: Outbox,
@@ -70,6 +71,7 @@ impl Link {
         }
         Ok(Link {
             pid: child.id(),
+            begun: Instant::now(),
             to: to.map(File::from),
             from: from.map(File::from),
             outbox: Outbox::default(),

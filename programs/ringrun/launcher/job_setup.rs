@@ -1,6 +1,6 @@
 //! A job before it starts: who runs where, with what, reached how.
 
-use super::ssh;
+use super::{discovery, ssh};
 use crate::agent::environment::{self, Facts};
 use crate::cli::options::Options;
 use crate::placement::hosts::Host;
@@ -25,6 +25,13 @@ pub struct Station {
 }
 
 pub struct Setup {
+    /// What this machine calls itself, this program's path, and the argument that makes it an
+    /// agent.
+    own_name: String,
+    program: String,
+    agent: String,
+    /// What was named, also if it is not used yet.
+    pub hosts: Vec<Host>,
     pub stations: Vec<Station>,
     pub places: Vec<Place>,
     forwarded: Vec<Variable>,
@@ -40,8 +47,14 @@ pub struct Setup {
 
 impl Setup {
     pub fn new(options: &Options) -> Result<Setup, String> {
-        let mut hosts = options.hosts.clone().unwrap_or_else(|| vec![here(options.ranks)]);
-        let mut ranks = options.ranks;
+        let (mut hosts, mut ranks) = match (&options.host_discovery_script, &options.hosts) {
+            (Some(script), _) => {
+                let (hosts, ranks) = discovery::first(options, script)?;
+                (hosts, Some(ranks))
+            }
+            (None, Some(hosts)) => (hosts.clone(), options.ranks),
+            (None, None) => (vec![here(options.ranks)], options.ranks),
+        };
         if let Some((low, high)) = options.pair {
             let alone = |place: usize| hosts.get(place).map(|h| Host { slots: 1, ..h.clone() });
             let pair = alone(low).zip(alone(high)).ok_or("there are fewer hosts")?;
@@ -53,27 +66,22 @@ impl Setup {
         let (own_name, program) = (ssh::own_name(), program.to_string_lossy().into_owned());
         let forwarded = forwarded(options)?;
         let agent = ssh::agent(ports(&forwarded)?);
-        let station = |host: &Host| Station {
-            name: host.name.clone(),
-            address: host.address().to_string(),
-            remote: (!host.is_here(&own_name))
-                .then(|| ssh::command_line(options, &host.name, &program, &agent)),
-            agent: agent.clone(),
-        };
-        let stations: Vec<Station> = hosts[..used].iter().map(station).collect();
         let directory = match &options.directory {
             Some(directory) => OsString::from(directory),
             None => std::env::current_dir()
                 .map_err(|error| format!("the current directory: {error}"))?
                 .into_os_string(),
         };
-        Ok(Setup {
-            address: options.address.clone().unwrap_or_else(|| address(&stations, &own_name)),
+        let mut setup = Setup {
+            own_name,
+            program,
+            agent,
+            address: String::new(),
             grace: options.grace,
             nccl: options.nccl,
             compat: options.compat,
             replacements: options.replacements().min(u32::MAX as usize) as u32,
-            stations,
+            stations: Vec::new(),
             places,
             forwarded,
             directory: directory.into_vec(),
@@ -82,7 +90,38 @@ impl Setup {
                 true => vec![Vec::new(), check::ARGUMENT.into()],
                 false => options.command.iter().cloned().map(OsString::into_vec).collect(),
             },
-        })
+            hosts,
+        };
+        setup.stations =
+            setup.hosts[..used].iter().map(|host| setup.station(options, host)).collect();
+        setup.address =
+            options.address.clone().unwrap_or_else(|| address(&setup.stations, &setup.own_name));
+        Ok(setup)
+    }
+
+    /// How a host is reached.
+    pub fn station(&self, options: &Options, host: &Host) -> Station {
+        Station {
+            name: host.name.clone(),
+            address: host.address().to_string(),
+            remote: (!host.is_here(&self.own_name))
+                .then(|| ssh::command_line(options, &host.name, &self.program, &self.agent)),
+            agent: self.agent.clone(),
+        }
+    }
+
+    /// Take on so many more ranks, on a station that is new; their numbers go on.
+    pub fn add(&mut self, station: Station, count: usize) {
+        let (first, host) = (self.places.len(), self.stations.len());
+        self.stations.push(station);
+        self.places.extend((0..count).map(|local_rank| Place {
+            rank: first + local_rank,
+            host,
+            local_rank,
+            local_size: count,
+            cross_rank: 0,
+            cross_size: 1,
+        }));
     }
 
     pub fn nranks(&self) -> usize {

@@ -1,6 +1,7 @@
 //! The launcher: what stays over all starts of a job, and how often it is started.
 
 mod agent_connection;
+mod discovery;
 mod failure_text;
 mod job_run;
 pub(super) mod job_setup;

@@ -58,6 +58,16 @@ pub fn parse_file(text: &str) -> Result<Vec<Host>, String> {
     Ok(merged(hosts))
 }
 
+/// Lines of `host:slots`; no number is so many.
+pub fn parse_lines(text: &str, default: usize) -> Result<Vec<Host>, String> {
+    let lines = text.lines().filter(|line| !line.trim().is_empty());
+    let hosts: Result<Vec<Host>, String> = lines.map(|line| parse(line, default)).collect();
+    match hosts? {
+        hosts if hosts.is_empty() => Err("it names no host".into()),
+        hosts => Ok(merged(hosts)),
+    }
+}
+
 /// What one entry may give a host: Linux numbers no more processes (`PID_MAX_LIMIT`).
 const MOST_SLOTS: usize = 4 << 20;
 
@@ -127,6 +137,13 @@ mod tests {
     fn a_file_gives_the_same() {
         let text = "# the machines\na slots=2\n\nb:3 # the big one\nc\n";
         assert_eq!(pairs(&parse_file(text).unwrap()), [("a", 2), ("b", 3), ("c", 1)]);
+    }
+
+    #[test]
+    fn lines_have_slots_of_their_own_or_those_of_all() {
+        let hosts = parse_lines("a:2\n\n b \nme@c:1\n", 4).unwrap();
+        assert_eq!(pairs(&hosts), [("a", 2), ("b", 4), ("me@c", 1)]);
+        assert!(parse_lines("\n", 1).is_err() && parse_lines("a b", 1).is_err());
     }
 
     #[test]

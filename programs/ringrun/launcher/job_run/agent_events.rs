@@ -24,6 +24,8 @@ impl Attempt<'_> {
                 let theirs = theirs.unwrap_or_default();
                 if theirs != env!("CARGO_PKG_VERSION") {
                     self.fail(failure_text::other_version(&name, &theirs));
+                } else if self.started {
+                    self.let_join(host);
                 } else if self.links.iter().all(|link| link.greeting.is_some())
                     && self.links.len() == self.launcher.setup.stations.len()
                     && !self.policy.is_ending()
@@ -52,8 +54,9 @@ impl Attempt<'_> {
                 let failure = failure_text::rank(rank, name, self.ranks[rank].pid, ended);
                 self.over(rank);
                 let Some(failure) = failure else {
-                    if self.launcher.options.is_elastic() {
+                    if self.launcher.options.is_elastic() && !self.ranks[rank].leaving {
                         self.policy.made_good();
+                        self.finishing = true;
                     }
                     return;
                 };

@@ -4,13 +4,15 @@
 //! to do about a failure or a signal is `policy`'s to say.
 
 mod agent_events;
+mod changing_hosts;
 
 use super::Launcher;
 use super::agent_connection::Link;
+use super::discovery::Discovery;
 use super::policy::{Action, Failure, Policy, Tidings};
 use crate::agent::PING_INTERVAL;
 use crate::agent::children;
-use crate::agent::environment::Elastic;
+use crate::agent::environment::{Elastic, Facts};
 use crate::agent::output_lines::Lines;
 use crate::protocol::messages::Stream;
 use crate::protocol::messages::{Ended, ToAgent};
@@ -23,7 +25,15 @@ struct Rank {
     host: usize,
     pid: u32,
     over: bool,
+    /// It was told to go, since its host is there no more.
+    leaving: bool,
     lines: [Lines; 2],
+}
+
+impl Rank {
+    fn on(host: usize) -> Rank {
+        Rank { host, pid: 0, over: false, leaving: false, lines: Default::default() }
+    }
 }
 
 pub struct Attempt<'a> {
@@ -33,8 +43,12 @@ pub struct Attempt<'a> {
     tidings: Tidings,
     links: Vec<Link>,
     ranks: Vec<Rank>,
-    /// The agents were told what to run.
+    /// The agents were told what to run; what ranks have in common since then.
     started: bool,
+    facts: Option<Facts>,
+    discovery: Option<Discovery>,
+    /// A rank has come to its end: nobody is to come any more.
+    finishing: bool,
     start_deadline: Instant,
     next_ping: Instant,
 }
@@ -49,14 +63,16 @@ pub struct Outcome {
 pub fn run(launcher: &mut Launcher, restart: usize) -> Result<Outcome, String> {
     let now = Instant::now();
     let options = &launcher.options;
-    let rank = |host| Rank { host, pid: 0, over: false, lines: Default::default() };
     let mut attempt = Attempt {
         restart,
         policy: Policy::new(options.keep_going || options.is_elastic(), options.grace),
         tidings: Tidings::new(launcher.setup.stations.len()),
         links: Vec::new(),
-        ranks: launcher.setup.places.iter().map(|place| rank(place.host)).collect(),
+        ranks: launcher.setup.places.iter().map(|place| Rank::on(place.host)).collect(),
         started: false,
+        facts: None,
+        discovery: None,
+        finishing: false,
         start_deadline: now + options.start_timeout,
         next_ping: now + PING_INTERVAL,
         launcher,
@@ -112,12 +128,15 @@ impl Attempt<'_> {
         facts.elastic = self.launcher.elastic.as_ref().map(|folder| Elastic {
             folder: folder.clone(),
             least: options.min_np.unwrap_or(1),
-            most: options.max_np.unwrap_or(setup.nranks()),
+            most: options.most(setup.nranks()),
         });
         for (host, link) in self.links.iter_mut().enumerate() {
             let raw = self.launcher.raw_number().filter(|_| setup.stations[host].remote.is_none());
             link.send(&ToAgent::Job(setup.job(host, &facts, raw)));
         }
+        self.facts = Some(facts);
+        self.discovery = Discovery::start(options, setup.hosts.clone())
+            .map_err(|error| format!("--host-discovery-script: {error}"))?;
         self.started = true;
         self.next_ping = Instant::now() + PING_INTERVAL;
         self.launcher.input.begin();
@@ -174,6 +193,7 @@ impl Attempt<'_> {
         let ping = (self.started && self.launcher.has_remote()).then_some(self.next_ping);
         let grace = self.launcher.options.grace;
         let ends = self.links.iter().filter_map(|link| link.deadline(grace));
+        let ends = ends.chain(self.answer_deadlines());
         let deadlines = [start, ping, self.policy.deadline(), self.tidings.deadline()];
         let next = deadlines.into_iter().flatten().chain(ends).min();
         let next = next.map(|at| at.saturating_duration_since(Instant::now()));
@@ -188,6 +208,7 @@ impl Attempt<'_> {
         let signals = watch.reading(&launcher.signals);
         let wake = watch.reading(&launcher.writer.wake);
         let input = launcher.input.watch(&mut watch);
+        let hosts = self.discovery.as_ref().map(|discovery| watch.reading(&discovery.wake));
         let room = launcher.writer.has_room();
         let places: Vec<_> = self.links.iter().map(|link| link.watch(&mut watch, room)).collect();
         watch.wait(self.patience())?;
@@ -209,7 +230,13 @@ impl Attempt<'_> {
         {
             self.links[0].send(&message);
         }
+        if watch.is_ready(hosts)
+            && let Some(found) = self.discovery.as_mut().and_then(Discovery::news)
+        {
+            self.found(found);
+        }
         self.check_hosts();
+        self.check_answers();
         self.check_time();
         Ok(())
     }
