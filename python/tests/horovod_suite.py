@@ -5,12 +5,13 @@
 DIR is the checkout, whose files are used as they are: its test/parallel/test_torch.py,
 test_common.py and test_timeline.py, or those that --tests names. Needs pytest, numpy, packaging and
 cloudpickle. Every rank is a process of pytest; prints rank 0's line for each test, then the counts,
-and ends with 1 if a test has failed on any rank. Three things are answered for: `mock` is Python's
-own, Horovod's helper for threads is here, and torch's optimizer Muon, which takes matrices alone,
-is not among those that tests try with every parameter.
+and ends with 1 if a test has failed on any rank. These are answered for: `mock` is Python's own;
+Horovod's helpers for threads, ranks and eager code are here; and torch's optimizer Muon, which
+takes matrices alone, is not among those that tests try with every parameter.
 """
 
 import argparse
+import importlib.metadata
 import os
 import platform
 import re
@@ -32,7 +33,7 @@ OF_THREE = [
 
 #: What every rank's Python runs first.
 SITE = '''
-import sys, threading, types
+import os, sys, threading, types
 
 
 def in_thread(target, args=(), name=None, daemon=True, silent=False):
@@ -41,9 +42,28 @@ def in_thread(target, args=(), name=None, daemon=True, silent=False):
     return thread
 
 
-for name in ("horovod.runner", "horovod.runner.util", "horovod.runner.util.threads"):
-    sys.modules[name] = types.ModuleType(name)
-sys.modules["horovod.runner.util.threads"].in_thread = in_thread
+def get_env_rank_and_size():
+    return int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
+
+
+def _executing_eagerly():
+    import tensorflow
+
+    return tensorflow.executing_eagerly()
+
+
+for name, helper in (
+    ("horovod.runner", None),
+    ("horovod.runner.common", None),
+    ("horovod.runner.common.util", None),
+    ("horovod.runner.common.util.env", get_env_rank_and_size),
+    ("horovod.runner.util", None),
+    ("horovod.runner.util.threads", in_thread),
+    ("horovod.tensorflow.util", _executing_eagerly),
+):
+    made = sys.modules[name] = types.ModuleType(name)
+    if helper is not None:
+        setattr(made, helper.__name__, helper)
 '''
 PLUGIN = '''
 try:
@@ -53,6 +73,15 @@ except ImportError:
 else:
     if hasattr(torch.optim, "Muon"):
         torch.optim.Muon.__module__ = "left out"
+try:
+    import tensorflow
+except ImportError:
+    pass
+else:
+    import sys, horovod.tensorflow
+
+    horovod.tensorflow.util = sys.modules["horovod.tensorflow.util"]
+    horovod.tensorflow._executing_eagerly = tensorflow.executing_eagerly
 '''
 
 
@@ -70,7 +99,7 @@ def started(rank, ranks, folder, tests, words):
     }  # fmt: skip
     command = [
         sys.executable, "-u", "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "plugin",
-        "--tb=short", "-rs", "-o", f"faulthandler_timeout={MOST_SECONDS}",
+        "--tb=short", "-rsfE", "-o", f"faulthandler_timeout={MOST_SECONDS}",
         "-o", "faulthandler_exit_on_timeout=true", *words,
     ]  # fmt: skip
     with open(folder / f"rank{rank}", "w") as file:
@@ -97,13 +126,14 @@ def main():
         folder = Path(place)
         (folder / "sitecustomize.py").write_text(SITE)
         (folder / "plugin.py").write_text(PLUGIN)
-        (folder / "mock.py").write_text("from unittest.mock import *\n")
+        (folder / "mock.py").write_text("from unittest.mock import *\n\nversion_info = (5, 0, 0)\n")
         ranks = [
             started(rank, options.ranks, folder, tests, words) for rank in range(options.ranks)
         ]
         codes = [rank.wait() for rank in ranks]
         said = [(folder / f"rank{rank}").read_text() for rank in range(options.ranks)]
-    lines = re.findall(r"^\S+::\S+ [A-Z]+|^SKIPPED .*|^=+ .*(?:passed|failed).*", said[0], re.M)
+    kinds = (r"\S+::\S+ [A-Z]+", r"(?:SKIPPED|SUBFAILED|FAILED|ERROR)\S* .*", r"=+ .*(?:passed|failed).*")
+    lines = re.findall("|".join(f"^{kind}" for kind in kinds), said[0], re.M)
     text = "\n".join([*lines, *told(codes, said)]) + "\n"
     print(text, end="")
     if options.output:
@@ -120,19 +150,22 @@ def told(codes, said):
 
 
 def head(options):
-    import torch
-
     import ringcomm
 
     root = Path(__file__).resolve().parents[2]
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True
     ).stdout.strip()
+    known = ("torch", "tensorflow", "tensorflow-cpu", "keras", "numpy")
+    every = importlib.metadata.distributions()
+    there = {one.metadata["Name"].replace("_", "-"): one.version for one in every}
+    frameworks = [f"{name} {there[name]}" for name in known if name in there]
     of_three = f"; left out: {', '.join(OF_THREE)}" if options.ranks == 3 else ""
     return (
         f"Horovod's own tests on ringcomm {ringcomm.__version__} at {commit}, {options.ranks} ranks; "
-        f"horovod_suite.py DIR --ranks {options.ranks}\n"
-        f"torch {torch.__version__}, Python {platform.python_version()}, "
+        f"horovod_suite.py DIR --ranks {options.ranks}"
+        f"{' --tests ' + ' '.join(options.tests) if options.tests != FILES else ''}\n"
+        f"{', '.join(frameworks)}, Python {platform.python_version()}, "
         f"{os.cpu_count()} cores{of_three}\n\n"
     )
 
