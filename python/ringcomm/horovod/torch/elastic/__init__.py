@@ -9,8 +9,13 @@ from ...elastic import (
     run,
     run_fn,
 )
+from ...elastic.meeting import is_newcomer
 from .sampler import ElasticSampler
 from .state import TorchState
+
+if is_newcomer():
+    # The first optimizer imports it, which takes seconds: they are to pass before the others wait.
+    import torch._dynamo  # noqa: F401
 
 __all__ = [
     "ElasticSampler", "HorovodInternalError", "HostUpdateResult", "HostsUpdatedInterrupt",
