@@ -16,6 +16,7 @@ mod sys;
 mod tools;
 
 use cli::options::{Options, Parsed};
+use launcher::discovery;
 use launcher::job_setup::Setup;
 use std::process::ExitCode;
 use sys::terminal::{complain, say};
@@ -23,7 +24,19 @@ use sys::terminal::{complain, say};
 /// The exit status for a bad option.
 const BAD_OPTION: u8 = 2;
 
-fn begin(options: Options) -> u8 {
+/// The exit status where hosts did not come.
+const NO_HOSTS: u8 = 255;
+
+fn begin(mut options: Options) -> u8 {
+    if let Some(script) = &options.host_discovery_script {
+        match discovery::first(&options, script) {
+            Ok((hosts, ranks)) => (options.hosts, options.ranks) = (Some(hosts), Some(ranks)),
+            Err(text) => {
+                complain(&text);
+                return NO_HOSTS;
+            }
+        }
+    }
     let setup = match Setup::new(&options) {
         Ok(setup) => setup,
         Err(text) => {

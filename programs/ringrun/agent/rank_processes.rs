@@ -284,6 +284,11 @@ pub fn has_begun(folder: &OsStr) -> bool {
     Path::new(folder).join("job.begun").exists()
 }
 
+/// Whether the training of an elastic job has come to its end.
+pub fn has_ended(folder: &OsStr) -> bool {
+    Path::new(folder).join("job.over").exists()
+}
+
 fn not_started(rank: u32, why: String, status: u8) -> ToLauncher {
     ToLauncher::NotStarted { rank, why: why.into_bytes(), status }
 }

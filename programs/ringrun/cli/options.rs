@@ -340,8 +340,12 @@ impl Options {
                         choose one"
                 .into());
         }
-        if self.min_np.zip(self.max_np).is_some_and(|(least, most)| least > most) {
+        let (least, most) = (self.min_np.unwrap_or(1), self.max_np.unwrap_or(usize::MAX));
+        if least > most {
             return Err("--min-np is more than --max-np".into());
+        }
+        if self.ranks.is_some_and(|ranks| !(least..=most).contains(&ranks)) {
+            return Err("-np is less than --min-np, or more than --max-np".into());
         }
         if self.keep_going && self.max_restarts > 0 {
             return Err("--keep-going and --max-restarts are two answers to one failure: \

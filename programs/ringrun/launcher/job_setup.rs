@@ -1,6 +1,6 @@
 //! A job before it starts: who runs where, with what, reached how.
 
-use super::{discovery, ssh};
+use super::ssh;
 use crate::agent::environment::{self, Facts};
 use crate::cli::options::Options;
 use crate::placement::hosts::Host;
@@ -47,14 +47,8 @@ pub struct Setup {
 
 impl Setup {
     pub fn new(options: &Options) -> Result<Setup, String> {
-        let (mut hosts, mut ranks) = match (&options.host_discovery_script, &options.hosts) {
-            (Some(script), _) => {
-                let (hosts, ranks) = discovery::first(options, script)?;
-                (hosts, Some(ranks))
-            }
-            (None, Some(hosts)) => (hosts.clone(), options.ranks),
-            (None, None) => (vec![here(options.ranks)], options.ranks),
-        };
+        let mut hosts = options.hosts.clone().unwrap_or_else(|| vec![here(options.ranks)]);
+        let mut ranks = options.ranks;
         if let Some((low, high)) = options.pair {
             let alone = |place: usize| hosts.get(place).map(|h| Host { slots: 1, ..h.clone() });
             let pair = alone(low).zip(alone(high)).ok_or("there are fewer hosts")?;

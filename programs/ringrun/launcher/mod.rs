@@ -1,7 +1,7 @@
 //! The launcher: what stays over all starts of a job, and how often it is started.
 
 mod agent_connection;
-mod discovery;
+pub(super) mod discovery;
 mod failure_text;
 mod job_run;
 pub(super) mod job_setup;
@@ -73,7 +73,10 @@ impl Launcher {
         let own_elastic = options.is_elastic() && given.is_none();
         let elastic = match (options.is_elastic(), given) {
             (true, None) => Some(meeting_folder(&name, &setup)?),
-            (true, given) => given,
+            (true, Some(given)) => {
+                clear(&given)?;
+                Some(given)
+            }
             (false, _) => None,
         };
         Ok(Launcher {
@@ -134,6 +137,19 @@ fn meeting_folder(job: &str, setup: &Setup) -> io::Result<String> {
     let folder = std::env::temp_dir().join(format!("ringcomm-elastic-{job}"));
     std::fs::DirBuilder::new().mode(0o700).create(&folder)?;
     Ok(folder.to_string_lossy().into_owned())
+}
+
+/// Remove what an earlier job has left in a folder, but for newcomers that wait there.
+fn clear(folder: &str) -> io::Result<()> {
+    let named =
+        |name: &str| ["leave.", "job.", "ticket."].iter().any(|kind| name.starts_with(kind));
+    for file in std::fs::read_dir(folder)? {
+        let file = file?;
+        if file.file_name().to_str().is_some_and(named) {
+            std::fs::remove_file(file.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// Run the job, as often as it takes; returns the exit status.

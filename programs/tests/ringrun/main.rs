@@ -2,6 +2,7 @@
 //!
 //! Ranks are small shell scripts.
 
+mod discovery;
 mod job;
 mod nccl;
 mod remote;

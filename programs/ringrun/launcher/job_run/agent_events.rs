@@ -1,7 +1,7 @@
 //! What agents report, and what their silence means.
 
 use super::{Attempt, Rank};
-use crate::agent::rank_processes::has_begun;
+use crate::agent::rank_processes::{has_begun, has_ended};
 use crate::launcher::agent_connection::News;
 use crate::launcher::failure_text;
 use crate::launcher::output::Target;
@@ -24,6 +24,7 @@ impl Attempt<'_> {
                 let theirs = theirs.unwrap_or_default();
                 if theirs != env!("CARGO_PKG_VERSION") {
                     self.fail(failure_text::other_version(&name, &theirs));
+                    self.links[host].hang_up();
                 } else if self.started {
                     self.let_join(host);
                 } else if self.links.iter().all(|link| link.greeting.is_some())
@@ -54,7 +55,9 @@ impl Attempt<'_> {
                 let failure = failure_text::rank(rank, name, self.ranks[rank].pid, ended);
                 self.over(rank);
                 let Some(failure) = failure else {
-                    if self.launcher.options.is_elastic() && !self.ranks[rank].leaving {
+                    if let Some(folder) = &self.launcher.elastic
+                        && has_ended(folder.as_ref())
+                    {
                         self.policy.made_good();
                         self.finishing = true;
                     }
@@ -90,8 +93,9 @@ impl Attempt<'_> {
         }
     }
 
-    fn over(&mut self, rank: usize) {
+    pub(super) fn over(&mut self, rank: usize) {
         self.ranks[rank].over = true;
+        self.forget_to_leave(rank);
         if rank == 0 {
             self.launcher.input.end();
         }

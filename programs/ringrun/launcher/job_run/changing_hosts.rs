@@ -7,7 +7,7 @@ use crate::launcher::agent_connection::Link;
 use crate::placement::hosts::Host;
 use crate::protocol::messages::ToAgent;
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 impl Attempt<'_> {
@@ -26,11 +26,15 @@ impl Attempt<'_> {
         for rank in self.too_many(&hosts) {
             self.tell_to_leave(rank);
         }
+        let before = std::mem::replace(&mut self.hosts, hosts.clone());
         for host in &hosts {
+            // Slots that are new: those of a host that was lost are not tried again and again.
+            let old = before.iter().find(|old| old.name == host.name).map_or(0, |old| old.slots);
             let there = self.ranks_on(&host.name).len();
             let all = self.ranks.iter().filter(|rank| !rank.over && !rank.leaving).count();
             let room = self.launcher.options.most(self.launcher.setup.nranks()).saturating_sub(all);
-            let more = host.slots.saturating_sub(there).min(room);
+            let new = host.slots.saturating_sub(old);
+            let more = new.min(host.slots.saturating_sub(there)).min(room);
             if more > 0 {
                 self.start_on(host, more);
             }
@@ -62,14 +66,29 @@ impl Attempt<'_> {
     }
 
     fn tell_to_leave(&mut self, rank: usize) {
-        let Some(folder) = &self.launcher.elastic else { return };
+        let Some(file) = self.leave_file(rank) else { return };
         let name = self.name_of(self.ranks[rank].host);
-        let text = match File::create(Path::new(folder).join(format!("leave.{rank}"))) {
+        let text = match File::create(file) {
             Ok(_) => format!("rank {rank} is to leave host {name}"),
             Err(error) => format!("rank {rank} cannot be told to leave host {name}: {error}"),
         };
         self.ranks[rank].leaving = true;
         self.launcher.writer.complain(&text);
+    }
+
+    fn leave_file(&self, rank: usize) -> Option<PathBuf> {
+        let folder = self.launcher.elastic.as_ref()?;
+        Some(Path::new(folder).join(format!("leave.{rank}")))
+    }
+
+    /// A rank has ended, whether it was to leave or not.
+    pub(super) fn forget_to_leave(&self, rank: usize) {
+        if self.ranks[rank].leaving
+            && let Some(file) = self.leave_file(rank)
+        {
+            // It removes the file itself when it leaves.
+            let _ = std::fs::remove_file(file);
+        }
     }
 
     /// Start an agent for so many newcomers.
@@ -115,7 +134,7 @@ impl Attempt<'_> {
     /// Until when hosts that have come later are to answer.
     pub(super) fn answer_deadlines(&self) -> impl Iterator<Item = Instant> {
         let limit = self.launcher.options.start_timeout;
-        let waits = |link: &&Link| self.started && link.greeting.is_none() && !link.is_over();
+        let waits = |link: &&Link| self.started && link.greeting.is_none() && !link.lost;
         self.links.iter().filter(waits).map(move |link| link.begun + limit)
     }
 
@@ -128,9 +147,23 @@ impl Attempt<'_> {
         }
         let greeted = |rank: &Rank| !rank.over && self.links[rank.host].greeting.is_some();
         let alone = !self.ranks.iter().any(greeted);
-        for link in self.links.iter_mut().filter(|link| link.greeting.is_none() && !link.lost) {
-            if alone || now >= link.begun + limit {
-                link.abandon();
+        for host in 0..self.links.len() {
+            let link = &mut self.links[host];
+            let late = now >= link.begun + limit;
+            if link.greeting.is_some() || link.lost || !(alone || late) {
+                continue;
+            }
+            link.lost = true;
+            link.abandon();
+            let own = |(_, rank): &(usize, &Rank)| rank.host == host;
+            let own: Vec<usize> =
+                self.ranks.iter().enumerate().filter(own).map(|of| of.0).collect();
+            own.into_iter().for_each(|rank| self.over(rank));
+            if late {
+                let (name, limit) = (self.name_of(host), limit.as_secs_f64());
+                let text =
+                    format!("host {name} has not answered within {limit} s (--start-timeout)");
+                self.launcher.writer.complain(&text);
             }
         }
     }

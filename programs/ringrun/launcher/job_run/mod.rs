@@ -14,6 +14,7 @@ use crate::agent::PING_INTERVAL;
 use crate::agent::children;
 use crate::agent::environment::{Elastic, Facts};
 use crate::agent::output_lines::Lines;
+use crate::placement::hosts::Host;
 use crate::protocol::messages::Stream;
 use crate::protocol::messages::{Ended, ToAgent};
 use crate::sys::poll::Watch;
@@ -47,7 +48,9 @@ pub struct Attempt<'a> {
     started: bool,
     facts: Option<Facts>,
     discovery: Option<Discovery>,
-    /// A rank has come to its end: nobody is to come any more.
+    /// The hosts as the discovery program said last.
+    hosts: Vec<Host>,
+    /// The training has come to its end: nobody is to come any more.
     finishing: bool,
     start_deadline: Instant,
     next_ping: Instant,
@@ -72,6 +75,7 @@ pub fn run(launcher: &mut Launcher, restart: usize) -> Result<Outcome, String> {
         started: false,
         facts: None,
         discovery: None,
+        hosts: launcher.setup.hosts.clone(),
         finishing: false,
         start_deadline: now + options.start_timeout,
         next_ping: now + PING_INTERVAL,
