@@ -1,6 +1,9 @@
 """Elastic training under ringrun: ranks are replaced, and follow the hosts that there are."""
 
+import json
 import subprocess
+
+import pytest
 
 import launching
 
@@ -31,24 +34,25 @@ def test_ringrun_replaces_nobody_before_the_ranks_have_met(tmp_path):
 
 
 CHANGING = """
+import json
 import sys
 import time
 from pathlib import Path
 import torch
 import ringcomm.horovod.torch as hvd
 
-hosts, wanted = Path(sys.argv[1]), {2: "localhost:2\\nother\\n", 3: "other\\n"}
+hosts, (then, expected) = Path(sys.argv[1]), json.loads(sys.argv[2])
 hvd.init()
 
 
 @hvd.elastic.run
 def train(state):
     state.sizes = [*state.sizes, hvd.size()]
-    if hvd.rank() == 0 and hvd.size() in wanted:
+    if hvd.rank() == 0 and state.sizes != expected and len(then) >= len(state.sizes):
         # Whole at once, whenever it is read.
-        (hosts.parent / "new").write_text(wanted[hvd.size()])
+        (hosts.parent / "new").write_text(then[len(state.sizes) - 1])
         (hosts.parent / "new").rename(hosts)
-    while hvd.size() > 1:
+    while state.sizes != expected:
         assert hvd.allreduce(torch.ones(3), op=hvd.Sum).tolist() == [hvd.size()] * 3
         time.sleep(0.02)
         state.commit()
@@ -60,8 +64,20 @@ print("sizes", state.sizes)
 """
 
 
-def test_ranks_follow_what_the_hosts_script_says(tmp_path):
-    """Another host comes, and the first one goes; a shell in place of ssh leads to this machine."""
+@pytest.mark.parametrize(
+    ("least", "then", "sizes"),
+    [
+        # Another host comes, and the first one goes.
+        (1, ["localhost:2\nother\n", "other\n"], [2, 3, 1]),
+        # All at once: who goes waits for who comes, and gives them the state.
+        (2, ["other:2\n"], [2, 4, 2]),
+        # As many go as come.
+        (2, ["localhost\nother\n"], [2, 2]),
+    ],
+    ids=["one by one", "all", "some"],
+)
+def test_ranks_follow_what_the_hosts_script_says(tmp_path, least, then, sizes):
+    """A shell in place of ssh leads to this machine."""
     (tmp_path / "program.py").write_text(CHANGING)
     (tmp_path / "hosts").write_text("localhost:2\n")
     (tmp_path / "meeting").mkdir(mode=0o700)
@@ -72,17 +88,17 @@ def test_ranks_follow_what_the_hosts_script_says(tmp_path):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     start = launching.ringrun(
-        "-np", "2", "--min-np", "1", "--host-discovery-script", str(tmp_path / "script"),
+        "-np", "2", "--min-np", str(least), "--host-discovery-script", str(tmp_path / "script"),
         "--ssh-command", str(tmp_path / "shell"), "--wdir", str(tmp_path),
         "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS=1",
     )  # fmt: skip
     variables = {**launching.environment(), "RINGCOMM_ELASTIC": str(tmp_path / "meeting")}
     done = subprocess.run(
-        [*start, str(tmp_path / "program.py"), str(tmp_path / "hosts")],
+        [*start, str(tmp_path / "program.py"), tmp_path / "hosts", json.dumps([then, sizes])],
         check=False, cwd=tmp_path, timeout=launching.MOST_SECONDS, env=variables,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    assert "1 rank more on host other" in done.stdout
-    assert "rank 0 is to leave host localhost" in done.stdout
-    assert done.stdout.count("sizes [2, 3, 1]") == 1, done.stdout
+    assert "more on host other" in done.stdout
+    assert "is to leave host localhost" in done.stdout
+    assert done.stdout.count(f"sizes {sizes}") == sizes[-1], done.stdout

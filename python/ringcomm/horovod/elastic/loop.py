@@ -60,8 +60,11 @@ def run_fn(
         while True:
             try:
                 if changed:
-                    if members.reset(broken):
+                    change = members.reset(broken)
+                    if change.died:
                         errors.someone_died()
+                    # Whoever has come meanwhile has yet to get the state.
+                    skip_sync = skip_sync and not change.grown
                     broken = False
                     if undo:
                         state.restore()

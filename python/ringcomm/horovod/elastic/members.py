@@ -99,17 +99,24 @@ def over() -> None:
         folder.end()
 
 
-def reset(broken: bool) -> bool:
-    """Make the job one of those who are there; `broken`: an operation has failed. Whether somebody
-    has died. A rank that is to go ends its process here."""
-    died = False
+class Change(NamedTuple):
+    """What has become of the job: whether ranks have died, and whether others have come."""
+
+    died: bool
+    grown: bool
+
+
+def reset(broken: bool) -> Change:
+    """Make the job one of those who are there; `broken`: an operation has failed. A rank that is to
+    go ends its process here."""
+    died = grown = False
     while True:
         try:
             if broken:
                 died = _shrink() or died
                 broken = False
-            _change()
-            return died
+            grown = _change() or grown
+            return Change(died, grown)
         except HorovodInternalError as error:
             _log.warning("ranks have died while others came or went: %s", error)
             broken = True
@@ -142,9 +149,9 @@ def _renew(old: "_job.Job") -> None:
         raise internal(error) from error
 
 
-def _change() -> None:
+def _change() -> bool:
     """Let ranks go and newcomers in, as rank 0 finds; where there is nothing to do, the job's
-    operations begin anew."""
+    operations begin anew. Whether newcomers have come."""
     mine = _plan() if _job.rank() == 0 else None
     plan: Plan = objects.broadcast_object(mine, name="elastic.plan")
     if plan.problem:
@@ -161,6 +168,7 @@ def _change() -> None:
         old.comm.destroy()
         old.comm = made
     _renew(old)
+    return made is not None
 
 
 def _plan() -> Plan:
@@ -177,6 +185,9 @@ def _plan() -> Plan:
         if folder is None or time.monotonic() >= until:
             return Plan([], [], b"", _too_few(left, least, folder is None))
         time.sleep(meeting.GLANCE_S)
+    if not left:
+        # Newcomers get the state from those who go; these go at the next commit.
+        leaving = []
     return Plan(leaving, come, get_unique_id() if come else b"", "")
 
 
