@@ -408,8 +408,8 @@ class Coordinator:
                 together.setdefault(one.signature.reduction, []).append(one)
         for reduction, members in together.items():
             wanted = [(one.signature, found[one.name]) for one in members]
-            most = self._settings.fusion_bytes
-            self._timed(members, lambda: reduce_together(self.comm, reduction, most, wanted))
+            most = self._settings.fusion_bytes, self._settings.packed_bytes
+            self._timed(members, lambda: reduce_together(self.comm, reduction, *most, wanted))
         for one in ready:
             if not one.signature.pieces:
                 request = found[one.name]

@@ -11,8 +11,6 @@ from .requests import Request, Signature
 
 #: What a rank that has joined does for the others, in place of an operation of its own.
 Zeros = Optional[Callable[[Signature], Any]]
-#: What is longer is reduced where it lies, and not copied.
-MOST_PACKED_BYTES = 64 << 10
 
 #: A piece of a request: where it lies (None: zeros, of a rank that has joined), count, and bytes.
 Part = Tuple[Optional[int], int, int]
@@ -22,9 +20,13 @@ def reduce_together(
     comm: Communicator,
     reduction: int,
     most_bytes: int,
+    packed_bytes: int,
     wanted: Sequence[Tuple[Signature, Optional[Request]]],
 ) -> None:
-    """Reduce the pieces of all of these; every rank has the same signatures, in the same order."""
+    """Reduce the pieces of all of these; every rank has the same signatures, in the same order.
+
+    Pieces of up to `packed_bytes` are reduced together, so that `most_bytes` are at most.
+    """
     small: Dict[int, List[Part]] = {}
     sizes: Dict[int, int] = {}
     for signature, request in wanted:
@@ -32,7 +34,7 @@ def reduce_together(
             if not count:
                 continue
             part = (None if request is None else request.places[index], count, nbytes)
-            if nbytes > min(most_bytes, MOST_PACKED_BYTES):
+            if nbytes > min(most_bytes, packed_bytes):
                 _reduce(comm, reduction, kind, [part])
                 continue
             if sizes.get(kind, 0) + nbytes > most_bytes:

@@ -50,6 +50,8 @@ class Job:
         self.homogeneous = len({hosts.count(host) for host in hosts}) == 1
         self.process = os.getpid()
         self.settings, self.timeline = from_environment(), timeline or Timeline()
+        if len(set(hosts)) > 1:
+            self.settings = self.settings._replace(packed_bytes=PACKED_BETWEEN_HOSTS)
         if timeline is None and self.settings.timeline is not None and comm.rank == 0:
             self.timeline.start(self.settings.timeline, self.settings.mark_cycles)
         #: What the launcher calls the ranks, which is not their number where some have gone.
@@ -132,6 +134,8 @@ def _local_ranks(places: List[Tuple[str, Optional[int]]]) -> List[int]:
     return found
 
 
+#: A message between hosts takes longer than to copy so much.
+PACKED_BETWEEN_HOSTS = 1 << 20
 _job: Optional[Job] = None
 #: Objects and arrays of the host are all that goes through it.
 _ON_HOST = Config(device=CPU)

@@ -13,6 +13,8 @@ class Settings(NamedTuple):
     cycle_s: float = 0.001
     #: Up to so many bytes of small tensors are reduced as one; 0: none are.
     fusion_bytes: int = 128 << 20
+    #: What is longer is reduced where it lies, and not copied.
+    packed_bytes: int = 64 << 10
     #: So many operations are known by number; their names and shapes are not sent again.
     cache_capacity: int = 16384
     #: After so long rank 0 says who has not submitted an operation; 0: never.

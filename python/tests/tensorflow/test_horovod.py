@@ -1,6 +1,7 @@
 """`ringcomm.horovod.tensorflow`, called as programs that were written for Horovod call it."""
 
 import os
+import pickle
 import re
 import runpy
 import sys
@@ -90,6 +91,9 @@ def unlike():
         with pytest.raises(kinds[-1]) as told:
             call()
         assert all(isinstance(told.value, kind) for kind in kinds)
+        # As a rank's error travels to who has started it.
+        again = pickle.loads(pickle.dumps(told.value))
+        assert type(again) is type(told.value) and str(again) == str(told.value)
         assert "'allgather.rows' is not the same operation on all ranks: ranks 0, 2: " in str(
             told.value
         ), told.value

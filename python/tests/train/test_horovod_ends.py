@@ -218,8 +218,29 @@ def tuned():
     hvd.shutdown()
 
 
+def packed(hosts):
+    """Between hosts longer tensors are packed, too."""
+    from ringcomm.horovod import fusion
+
+    if hosts > 1:
+        os.environ["RINGCOMM_HOSTID"] = f"{int(os.environ['RINGCOMM_RANK']) % hosts}"
+    calls, reduce = [], fusion._all_reduce
+    fusion._all_reduce = lambda *said: (calls.append(said), reduce(*said))
+    hvd.init()
+    tensors = [torch.full((25_000,), float(size)) for size in range(5)]
+    summed = hvd.grouped_allreduce(tensors, op=hvd.Sum)
+    assert all(torch.equal(one, RANKS * tensor) for one, tensor in zip(summed, tensors))
+    assert len(calls) == (5 if hosts == 1 else 1)
+    hvd.shutdown()
+
+
 def test_settings():
     run(RANKS, tuned)
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_what_is_packed_depends_on_the_hosts(hosts):
+    run(RANKS, packed, hosts)
 
 
 def test_settings_that_are_no_numbers(monkeypatch):

@@ -129,6 +129,26 @@ def divided_before():
             assert weight.tolist() == [-(2.0**127) if rounded else -average] * 2
 
 
+def unusual_gradients():
+    """Gradients that programs replace, whose numbers lie in another order, or that are missing."""
+    rank = hvd.rank()
+    replaced, strided, missing = (nn.Parameter(torch.zeros(2, 3, 2, 2)) for _ in range(3))
+    parameters = [replaced, strided, missing]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, 1.0))
+    numbers = torch.arange(24.0).view(2, 3, 2, 2)
+    for step in range(2):
+        optimizer.zero_grad()
+        strided.grad = torch.zeros(2, 3, 2, 2).contiguous(memory_format=torch.channels_last)
+        (replaced.sum() * (rank + 1) + (strided * numbers * rank).sum()).backward()
+        if rank == 1:
+            (missing * 3).sum().backward()
+        replaced.grad = replaced.grad * 1.0
+        assert not strided.grad.is_contiguous()
+        optimizer.step()
+        for one, mean in ((replaced, 2), (strided, numbers), (missing, 1)):
+            torch.testing.assert_close(one.detach(), torch.zeros(2, 3, 2, 2) - mean * (step + 1))
+
+
 def own_groups():
     """Parameters in groups of the program's, or so many of them, train as without."""
     weights, sizes = [], []
@@ -280,8 +300,9 @@ def scaled_once():
 
 @pytest.mark.parametrize(
     "body",
-    [sets_with, of_some_ranks, uneven, joined_early, divided_before, own_groups, own_compression,
-     names, twice, really_sparse, sparse_on_some, refused_once, scaled_once, further_streams],
+    [sets_with, of_some_ranks, uneven, joined_early, divided_before, unusual_gradients, own_groups,
+     own_compression, names, twice, really_sparse, sparse_on_some, refused_once, scaled_once,
+     further_streams],
     ids=lambda body: body.__name__,
 )  # fmt: skip
 def test_with_three_ranks(body):

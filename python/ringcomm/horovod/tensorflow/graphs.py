@@ -100,12 +100,18 @@ class FailedError(HorovodInternalError, tf.errors.FailedPreconditionError):
     def __init__(self, error: Exception) -> None:
         tf.errors.FailedPreconditionError.__init__(self, None, None, str(error))
 
+    def __reduce__(self) -> Any:
+        return type(self), (HorovodInternalError(self.message),)
+
 
 class ArgumentError(ValueError, tf.errors.InvalidArgumentError):
     """An argument in eager code is wrong: what TensorFlow makes of a `ValueError` in a graph."""
 
     def __init__(self, error: Exception) -> None:
         tf.errors.InvalidArgumentError.__init__(self, None, None, str(error))
+
+    def __reduce__(self) -> Any:
+        return type(self), (ValueError(self.message),)
 
 
 def _eager(function: Callable[[Arrays], Request], tensors: Sequence[Any]) -> Arrays:

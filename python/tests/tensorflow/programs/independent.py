@@ -12,18 +12,24 @@ COUNT = 30
 v1 = tf.compat.v1
 
 
+def order():
+    """In which this rank asks."""
+    return [int(at) for at in np.random.default_rng(hvd.rank()).permutation(COUNT)]
+
+
 def sums():
-    """Every operation waits for a number that comes from outside, in this rank's order."""
-    answers = []
-    for index in range(COUNT):
+    """Every operation, made in this rank's order."""
+    answers = {}
+    for index in order():
         one = tf.ones(4) * float(index + hvd.rank())
         if index % 3 == 0:
-            answers.append(hvd.allreduce(one, op=hvd.Sum, name=f"sum.{index}"))
+            answers[index] = hvd.allreduce(one, op=hvd.Sum, name=f"sum.{index}")
         elif index % 3 == 1:
-            answers.append(hvd.allgather(one, name=f"rows.{index}"))
+            answers[index] = hvd.allgather(one, name=f"rows.{index}")
         else:
-            answers.append(hvd.grouped_reducescatter([one], op=hvd.Sum, name=f"part.{index}")[0])
-    return answers
+            name = f"part.{index}"
+            answers[index] = hvd.grouped_reducescatter([one], op=hvd.Sum, name=name)[0]
+    return [answers[index] for index in range(COUNT)]
 
 
 def check(answers):
@@ -55,11 +61,9 @@ def main():
         config = v1.ConfigProto(inter_op_parallelism_threads=1)
         with tf.Graph().as_default(), v1.Session(config=config) as session:
             answers = sums()
-            # Fetched in another order on each rank: so they begin in another.
-            order = np.random.default_rng(hvd.rank()).permutation(COUNT)
             for _ in range(3):
-                came = session.run([answers[at] for at in order])
-                check([came[list(order).index(at)] for at in range(COUNT)])
+                came = session.run([answers[at] for at in order()])
+                check([came[order().index(at)] for at in range(COUNT)])
             gradients(session)
     else:
         summed = tf.function(sums)
