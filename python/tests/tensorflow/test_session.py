@@ -89,6 +89,5 @@ def test_steps_are_added_by_adasum(alone, tmp_path):
     assert losses[1] < losses[0] and abs(losses[1] - alone["losses"][1]) > 1e-5
 
 
-@pytest.mark.parametrize("way", ["session", "function"])
-def test_operations_in_any_order_share_one_thread(way):
-    assert started("independent.py", 2, way).count("all came") == 2
+def test_operations_in_any_order_share_one_thread():
+    assert started("independent.py", 2).count("all came") == 2

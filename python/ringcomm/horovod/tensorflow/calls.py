@@ -1,7 +1,8 @@
 """Horovod's operations on TensorFlow's tensors, through which gradients flow.
 
 They run in eager code and in graphs, `tf.function`'s and TensorFlow 1's. In a graph an operation's
-name is made when the graph is, so that ranks may run the operations of a graph in any order.
+name is made when the graph is, so that ranks may run the operations of TensorFlow 1's in any order;
+a function runs them as it has made them.
 Gradients are what Horovod makes of them: behind `allreduce` reduced as `op` says, behind
 `allgather` and `broadcast` averaged.
 """
