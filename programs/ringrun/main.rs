@@ -62,8 +62,10 @@ fn begin(mut options: Options) -> u8 {
 }
 
 fn main() -> ExitCode {
-    let arguments: Vec<std::ffi::OsString> = std::env::args_os().skip(1).collect();
-    let status = match cli::options::parse(&arguments) {
+    let mut arguments = std::env::args_os();
+    let called = arguments.next().unwrap_or_default();
+    let arguments: Vec<std::ffi::OsString> = arguments.collect();
+    let status = match cli::options::parse(&called, &arguments) {
         Ok(Parsed::Status(wanted)) => match tools::status::answer(&wanted) {
             Ok(text) => {
                 say(&text);

@@ -26,6 +26,7 @@ def program(name: str) -> Path:
 
 
 def replace_by(name: str) -> NoReturn:
-    """Become the program, with this process's arguments."""
+    """Become the program, with this process's arguments, and the name if it is ringrun's other."""
     place = program(name)
-    os.execv(str(place), [name, *sys.argv[1:]])
+    called = os.path.basename(sys.argv[0])
+    os.execv(str(place), [called if called == "horovodrun" else name, *sys.argv[1:]])

@@ -11,9 +11,9 @@ use crate::tools::{check, check_pairs};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory, FromArgMatches, Parser};
 use ringcomm::config::ports;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Whether lines of output say whose they are.
@@ -164,11 +164,16 @@ pub enum Parsed {
     CheckRank,
 }
 
-/// What the arguments ask for; or what to print in its place, with an exit status.
-pub fn parse(arguments: &[OsString]) -> Result<Parsed, clap::Error> {
+/// What the arguments ask for; or what to print in its place, with an exit status. `called` is the
+/// name under which this program was started.
+pub fn parse(called: &OsStr, arguments: &[OsString]) -> Result<Parsed, clap::Error> {
     let mut command = Options::command();
     let name = OsString::from("ringrun");
-    let (words, rest) = split(&command, arguments);
+    let (mut words, rest) = split(&command, arguments);
+    if Path::new(called).file_name() == Some(OsStr::new("horovodrun")) {
+        words.retain(|word| word.to_str().is_none_or(|word| !OF_HOROVODRUN.contains(&word)));
+        words.push("--compat".into());
+    }
     let first = rest.first().and_then(|word| word.to_str()).unwrap_or("");
     let (inner, attached) = match first.split_once('=') {
         Some((inner, value)) => (inner, Some(value)),
@@ -202,6 +207,9 @@ pub fn parse(arguments: &[OsString]) -> Result<Parsed, clap::Error> {
 }
 
 const STATUS: &str = "--status";
+
+/// What horovodrun's users write, and of which there is one kind here.
+const OF_HOROVODRUN: [&str; 5] = ["--gloo", "--mpi", "--use-gloo", "--use-mpi", "--verbose"];
 
 /// What mpirun and horovodrun write with one dash; clap wants two.
 const ONE_DASH: [&str; 9] = [
@@ -384,10 +392,22 @@ mod tests {
 
     fn run(text: &str) -> Result<Options, String> {
         let arguments: Vec<OsString> = text.split_whitespace().map(OsString::from).collect();
-        match parse(&arguments).map_err(|refusal| refusal.to_string())? {
+        match parse(OsStr::new("ringrun"), &arguments).map_err(|refusal| refusal.to_string())? {
             Parsed::Run(options) => Ok(*options),
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn under_horovodruns_name_it_stands_for_horovodrun() {
+        let words: Vec<OsString> =
+            "--gloo -np 2 --verbose p --gloo".split(' ').map(OsString::from).collect();
+        let Ok(Parsed::Run(options)) = parse(OsStr::new("/usr/bin/horovodrun"), &words) else {
+            panic!("it is refused");
+        };
+        assert!(options.compat && options.ranks == Some(2));
+        assert_eq!(options.command, ["p", "--gloo"]);
+        assert!(parse(OsStr::new("ringrun"), &words).is_err());
     }
 
     #[test]

@@ -68,6 +68,13 @@ def test_under_ringrun(program, tmp_path):
     assert "rank 0 of 2, local -1" in said and "rank 1 of 2, local -1" in said
 
 
+def test_ringrun_called_horovodrun(program, tmp_path):
+    ringrun, *words = launching.ringrun("--gloo", "--verbose", "-np", "2")
+    (tmp_path / "horovodrun").symlink_to(ringrun)
+    said, _ = launching.run([tmp_path / "horovodrun", *words, program], tmp_path)
+    assert "rank 0 of 2, local -1" in said and "rank 1 of 2, local -1" in said
+
+
 @pytest.mark.parametrize("way", [["{program}"], ["-m", "program"]], ids=["file", "module"])
 def test_with_the_argument_of_the_old_launcher(way, program, tmp_path):
     words = [part.format(program=program) for part in way]
