@@ -67,11 +67,11 @@ impl Discovery {
         Ok(Some(Discovery { wake, said, running }))
     }
 
-    /// The newest of what has been said.
-    pub fn news(&mut self) -> Option<Result<Vec<Host>, String>> {
+    /// What has been said since the last call, all of it: hosts, and failures after them.
+    pub fn news(&mut self) -> Vec<Result<Vec<Host>, String>> {
         // As many wake-ups as came are one.
         let _ = self.wake.read(&mut [0; 64]);
-        self.said.try_iter().last()
+        self.said.try_iter().collect()
     }
 }
 

@@ -235,9 +235,10 @@ impl Attempt<'_> {
             self.links[0].send(&message);
         }
         if watch.is_ready(hosts)
-            && let Some(found) = self.discovery.as_mut().and_then(Discovery::news)
+            && let Some(discovery) = &mut self.discovery
         {
-            self.found(found);
+            let news = discovery.news();
+            news.into_iter().for_each(|found| self.found(found));
         }
         self.check_hosts();
         self.check_answers();
