@@ -132,20 +132,22 @@ def divided_before():
 def unusual_gradients():
     """Gradients that programs replace, whose numbers lie in another order, or that are missing."""
     rank = hvd.rank()
+    # No rank's own is the mean, which is 3.
+    weight = [1, 2, 6][rank]
     replaced, strided, missing = (nn.Parameter(torch.zeros(2, 3, 2, 2)) for _ in range(3))
     parameters = [replaced, strided, missing]
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, 1.0))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, 1.0), num_groups=3)
     numbers = torch.arange(24.0).view(2, 3, 2, 2)
     for step in range(2):
         optimizer.zero_grad()
         strided.grad = torch.zeros(2, 3, 2, 2).contiguous(memory_format=torch.channels_last)
-        (replaced.sum() * (rank + 1) + (strided * numbers * rank).sum()).backward()
+        (replaced.sum() * weight + (strided * numbers * weight).sum()).backward()
         if rank == 1:
             (missing * 3).sum().backward()
         replaced.grad = replaced.grad * 1.0
         assert not strided.grad.is_contiguous()
         optimizer.step()
-        for one, mean in ((replaced, 2), (strided, numbers), (missing, 1)):
+        for one, mean in ((replaced, 3), (strided, 3 * numbers), (missing, 1)):
             torch.testing.assert_close(one.detach(), torch.zeros(2, 3, 2, 2) - mean * (step + 1))
 
 

@@ -109,11 +109,11 @@ class _InPlaceUnit:
     def finish(self) -> None:
         handle, self._handle = self._handle, None
         for parameter, came in zip(self.parameters, handle.wait()):
-            if parameter.grad is None:
-                parameter.grad = came if parameter.requires_grad else None
-            elif parameter.grad is not came:
-                # It has been replaced since the backward pass.
+            if parameter.grad is not None:
+                # It may have been replaced since the backward pass; else this does nothing.
                 parameter.grad.copy_(came)
+            elif parameter.requires_grad:
+                parameter.grad = came
 
 
 class _CompressedUnit:
