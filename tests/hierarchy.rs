@@ -1,5 +1,5 @@
-//! Hierarchical plans: the proof over every topology of up to six ranks and many larger ones, and
-//! how often bytes cross between hosts.
+//! Plans between hosts: the proof over every topology of up to six ranks and many larger ones that
+//! all of them sum in host order, and how often bytes cross between hosts.
 
 #[path = "support/mutants.rs"]
 mod mutants;
@@ -7,13 +7,13 @@ mod mutants;
 use mutants::mutants;
 use ringcomm::algorithm::{self, Algorithm};
 use ringcomm::plan::topology::Topology;
-use ringcomm::plan::verify::{self, Placement};
+use ringcomm::plan::verify::{self, MAX_RANKS, Placement};
 use ringcomm::plan::{Collective, End, PIPELINE_DEPTH, Plan};
 
 /// Slots of a connection, the least that is shipped.
 const DEPTH: usize = 2;
 
-const ALGORITHMS: [Algorithm; 2] = [Algorithm::Hierarchical, Algorithm::Leaders];
+const NESTED: [Algorithm; 2] = [Algorithm::Hierarchical, Algorithm::Leaders];
 
 fn plans(
     topology: &Topology,
@@ -25,13 +25,23 @@ fn plans(
     (0..topology.nranks()).map(plan).collect()
 }
 
-fn does(algorithm: Algorithm, collective: Collective) -> bool {
+/// What an algorithm does in host order on a topology.
+fn does(topology: &Topology, algorithm: Algorithm, collective: Collective) -> bool {
     use Collective::*;
+    let alone = topology.nhosts() == topology.nranks();
     match algorithm {
+        _ if topology.nhosts() == 1 => false,
+        Algorithm::Hierarchical | Algorithm::Leaders if alone => false,
+        Algorithm::Doubling => matches!(collective, AllReduce | Barrier),
+        Algorithm::Halving => matches!(collective, AllReduce | ReduceScatter),
+        Algorithm::Binomial => collective == Reduce,
+        Algorithm::OneShot if alone => collective.reduces(),
+        Algorithm::TwoShot if alone => matches!(collective, AllReduce | Reduce),
         Algorithm::Hierarchical => {
             matches!(collective, AllReduce | ReduceScatter | AllGather | Broadcast | Reduce)
         }
-        _ => matches!(collective, AllReduce | Broadcast | Reduce | Barrier),
+        Algorithm::Leaders => matches!(collective, AllReduce | Broadcast | Reduce | Barrier),
+        _ => false,
     }
 }
 
@@ -68,7 +78,7 @@ impl Random {
 fn some_topologies(count: usize) -> impl Iterator<Item = Topology> {
     let mut random = Random(7);
     (0..count).map(move |number| {
-        let nhosts = 2 + random.below(9);
+        let nhosts = 2 + random.below(if number % 4 == 3 { 63 } else { 9 });
         let local = 2 + random.below((64 / nhosts).max(3) - 2);
         let nranks = (nhosts * local).min(64);
         let host = |rank: usize| match number % 3 {
@@ -101,18 +111,30 @@ fn judge(
 
 /// Proves everything for one topology; how many proofs that were.
 fn prove(topology: &Topology) -> usize {
+    let nranks = topology.nranks();
+    prove_with(topology, &|collective| roots(collective, nranks).collect())
+}
+
+fn prove_with(topology: &Topology, roots: &dyn Fn(Collective) -> Vec<usize>) -> usize {
     let mut proofs = 0;
-    for algorithm in ALGORITHMS {
+    let alone = topology.nhosts() == topology.nranks();
+    for algorithm in Algorithm::ALL {
         for collective in Collective::ALL {
-            for root in roots(collective, topology.nranks()) {
+            let expected = does(topology, algorithm, collective);
+            for root in roots(collective) {
                 let name = format!("{collective:?} {algorithm}, root {root}, {topology:?}");
                 let plans = plans(topology, algorithm, collective, root);
-                let expected = topology.is_hierarchical() && does(algorithm, collective);
+                if !algorithm::host_order(algorithm, collective, alone) || topology.nhosts() == 1 {
+                    assert!(!expected, "{name}");
+                    continue;
+                }
                 assert_eq!(plans.is_some(), expected, "{name}");
                 let Some(plans) = plans else { continue };
                 judge(topology, collective, &plans, root)
                     .unwrap_or_else(|why| panic!("{name}: {why}"));
-                check_wire(topology, algorithm, collective, &plans, root);
+                if NESTED.contains(&algorithm) {
+                    check_wire(topology, algorithm, collective, &plans, root);
+                }
                 proofs += 1;
             }
         }
@@ -128,8 +150,30 @@ fn every_plan_on_up_to_six_ranks_is_right_and_cannot_deadlock() {
         assert_eq!(topologies.iter().filter(|topology| topology.is_hierarchical()).count(), nested);
         for topology in topologies {
             let proofs = prove(&topology);
-            // With a root: two collectives by each algorithm. Without: three and two.
-            assert_eq!(proofs, if topology.is_hierarchical() { 4 * nranks + 5 } else { 0 });
+            // With a root: two collectives by each of the hierarchical ones, and the binomial tree.
+            // Without: three and two, and two each of doubling and halving.
+            let nested = 4 * nranks + 5 + nranks + 4;
+            // With a root: three trees or shots. Without: three shots and one.
+            let alone = nranks + 4 + 2 * nranks + 4;
+            let expected = match topology.nhosts() {
+                1 => 0,
+                hosts if hosts == nranks => alone,
+                _ => nested,
+            };
+            assert_eq!(proofs, expected, "{topology:?}");
+        }
+    }
+}
+
+/// Ranks that follow each other, in hosts of every size.
+#[test]
+fn every_plan_on_even_and_uneven_hosts_is_right_for_every_number_of_ranks() {
+    for nranks in 2..=MAX_RANKS {
+        for local in (1..nranks).filter(|local| nranks <= 16 || local.is_power_of_two()) {
+            // The last host has what is left.
+            let topology = Topology::new(&(0..nranks).map(|rank| rank / local).collect::<Vec<_>>());
+            let some = |root: &usize| nranks <= 16 || [0, nranks / 2, nranks - 1].contains(root);
+            prove_with(&topology, &|collective| roots(collective, nranks).filter(some).collect());
         }
     }
 }
@@ -236,11 +280,16 @@ fn an_all_reduce_sends_twice_the_others_share_of_the_vector_from_each_host() {
 fn every_mutant_is_rejected() {
     let mut survivors = Vec::new();
     let mut rejected = 0;
-    for hosts in [vec![0, 0, 1], vec![0, 1, 0, 1], vec![0, 0, 1, 1, 2], vec![0, 1, 1, 2, 0, 2]] {
+    let nested = [vec![0, 0, 1], vec![0, 1, 0, 1], vec![0, 0, 1, 1, 2], vec![0, 1, 1, 2, 0, 2]];
+    for hosts in nested.into_iter().chain([vec![0, 1, 2, 3], vec![0, 1, 2, 3, 4]]) {
         let topology = Topology::new(&hosts);
-        for algorithm in ALGORITHMS {
+        let alone = topology.nhosts() == topology.nranks();
+        for algorithm in Algorithm::ALL {
             for collective in Collective::ALL {
                 let root = if collective.has_root() { 1 } else { 0 };
+                if !algorithm::host_order(algorithm, collective, alone) {
+                    continue;
+                }
                 let Some(plans) = plans(&topology, algorithm, collective, root) else { continue };
                 for (what, mutant) in mutants(&plans, collective.reduces()) {
                     match judge(&topology, collective, &mutant, root) {

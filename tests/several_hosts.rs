@@ -16,13 +16,15 @@ use support::{
     Case, Data, Prepared, Random, calm, on_hosts, on_processes, on_threads, small_slots,
 };
 
-const TOPOLOGIES: [&[usize]; 6] = [
+const TOPOLOGIES: [&[usize]; 8] = [
     &[0, 0, 1],
     &[0, 0, 1, 1],
     &[0, 1, 0, 1],
     &[0, 1, 1, 2, 0],
     &[0, 0, 0, 1, 2, 2],
     &[0, 0, 1, 1, 2, 2, 3, 3],
+    &[0, 1, 2, 3, 4],
+    &[0, 1, 2, 2, 3, 4, 5, 6, 6],
 ];
 
 /// A configuration with these hosts, whose choices do not depend on how busy the machine is.
@@ -67,7 +69,7 @@ fn run(hosts: &[usize], config: &Config, cases: Vec<Case>) {
 }
 
 #[test]
-fn reductions_are_in_host_order_where_hosts_have_company() {
+fn reductions_are_in_host_order() {
     for hosts in TOPOLOGIES {
         run(hosts, &spread(hosts, small_slots(hosts.len(), SLOT)), cases(hosts, hosts));
     }
@@ -82,29 +84,30 @@ fn a_deterministic_communicator_keeps_the_serial_order() {
 }
 
 #[test]
-fn one_rank_a_host_keeps_the_serial_order() {
-    let hosts = [0, 1, 2, 3];
-    run(&hosts, &spread(&hosts, small_slots(hosts.len(), SLOT)), cases(&hosts, &[]));
-}
-
-#[test]
-fn both_algorithms_can_be_forced_and_give_the_same_bits() {
+fn all_algorithms_in_host_order_can_be_forced_and_give_the_same_bits() {
+    let mut forced = Vec::new();
     for hosts in TOPOLOGIES {
         let topology = Topology::new(hosts);
-        for algorithm in [Algorithm::Hierarchical, Algorithm::Leaders] {
+        let alone = topology.nhosts() == topology.nranks();
+        for algorithm in Algorithm::ALL {
             let name = algorithm.name();
             let exists = |case: &Case| {
-                algorithm::plan_on(&topology, algorithm, case.collective, 0, 0).is_some()
+                let collective = case.collective;
+                algorithm::host_order(algorithm, collective, alone)
+                    && algorithm::plan_on(&topology, algorithm, collective, 0, 0).is_some()
             };
             let cases: Vec<Prepared> =
                 cases(hosts, hosts).into_iter().filter(exists).map(Prepared::new).collect();
-            assert!(!cases.is_empty());
+            if cases.is_empty() {
+                continue;
+            }
+            forced.push(algorithm);
             let config = Config { algorithm: Some(name.into()), ..deep(hosts.len()) };
             on_threads(hosts.len(), &spread(hosts, config), |comm| {
                 for case in &cases {
                     case.run(comm);
                     let explained = case.explain(comm);
-                    let channels = algorithm::channels(&topology, algorithm);
+                    let channels = algorithm::channels(&topology, algorithm, case.case.collective);
                     let found = (explained.algorithm, explained.channels);
                     assert_eq!(found, (name, channels), "{:?}", case.case);
                 }
@@ -112,6 +115,8 @@ fn both_algorithms_can_be_forced_and_give_the_same_bits() {
             });
         }
     }
+    // The hierarchical ones or the shots, and three that are for all.
+    assert_eq!(forced.len(), 5 * TOPOLOGIES.len(), "{forced:?}");
 }
 
 #[test]
@@ -220,7 +225,8 @@ fn sockets_carry_the_same_bits() {
                 case.run(comm);
                 let explained = case.explain(comm);
                 let algorithm = Algorithm::from_name(explained.algorithm).unwrap();
-                assert_eq!(explained.channels, 2 * algorithm::channels(&topology, algorithm));
+                let channels = algorithm::channels(&topology, algorithm, case.case.collective);
+                assert_eq!(explained.channels, 2 * channels);
             }
         });
     }

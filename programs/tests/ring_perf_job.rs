@@ -85,7 +85,7 @@ fn ranks_that_are_hosts_of_their_own_measure_tcp() {
     }
 }
 
-/// Between hosts of one rank each sums are in rank order, and the data would show another.
+/// Between hosts sums are in host order, in which every type is right.
 #[test]
 fn every_float_is_summed_right_between_hosts() {
     let kinds = "-d half,bfloat16,float,double -o sum,prod,avg";

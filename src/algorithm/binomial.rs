@@ -14,27 +14,32 @@
 //! Scatter move a subtree's blocks as one span, (n-1)/n S at the root. For small vectors: a big one
 //! is better cut into pieces.
 //!
-//! Invariant: a subtree is a run of neighbouring ranks (numbered from the root), so a parent
-//! reduces (own, subtree 1, subtree 2, ...) in rank order in one step, and a subtree's blocks are
+//! Reduce goes up the [balanced tree](super::balanced), of hosts where there are several, whose
+//! ranks reduce for their first one. The root speaks for every node above its leaf, else the first
+//! member of a node does.
+//!
+//! Invariant: a subtree is a run of neighbouring ranks (numbered from the root), so its blocks are
 //! one span, or two where the run passes rank n-1.
 //!
 //! Reference: the binomial trees of R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of
 //! Collective Communication Operations in MPICH", 2005.
 
+use super::balanced::{Members, Node, way_up};
 use super::halving::arc;
 use crate::plan::Collective::{self, *};
 use crate::plan::{End, Plan, Span};
 
 pub(super) fn plan(
     collective: Collective,
-    rank: usize,
+    members: &Members,
     nranks: usize,
     root: usize,
 ) -> Option<Plan> {
+    let rank = members.rank;
     let node = BinomialNode { number: (rank + nranks - root) % nranks, nranks, root };
     match collective {
         Broadcast => Some(broadcast(rank, &node)),
-        Reduce => Some(reduce(rank, &node)),
+        Reduce => Some(reduce(members, nranks, root)),
         Gather => Some(gather(rank, &node)),
         Scatter => Some(scatter(rank, &node)),
         _ => None,
@@ -90,12 +95,41 @@ fn broadcast(rank: usize, node: &BinomialNode) -> Plan {
     plan
 }
 
-fn reduce(rank: usize, node: &BinomialNode) -> Plan {
-    let mut plan = Plan::new(rank, node.nranks, 1);
-    let mut sources = vec![End::Input];
-    sources.extend(node.children().map(|child| End::Peer(node.rank_of(child))));
-    let target = if node.is_root() { End::Output } else { End::Peer(node.parent()) };
-    plan.step(Span::one(0), &[target], &sources).finish = node.is_root();
+/// Up the balanced tree to the root's member, and on to the root.
+fn reduce(members: &Members, nranks: usize, root: usize) -> Plan {
+    let mut plan = Plan::new(members.rank, nranks, 1);
+    let (whole, own, top) = (Span::one(0), members.own(), members.of(root));
+    let speaker = |(first, size): (usize, usize)| {
+        if (first..first + size).contains(&top) { top } else { first }
+    };
+    // Another rank of a host goes nowhere.
+    let way = if members.is_lane(1) { way_up(own, members.count()) } else { Vec::new() };
+    // Up to which node this member speaks.
+    let speaks = |node: &&Node| speaker((node.first, node.size())) == own;
+    let spoken = way.iter().take_while(speaks).count();
+    let upwards = way.get(spoken).map(|node| members.peer(speaker((node.first, node.size()))));
+    let first = upwards.filter(|_| spoken == 0).unwrap_or(members.part());
+    members.make_part(&mut plan, &[whole], || vec![first]);
+    if members.are_nested() {
+        plan.next_stage();
+    }
+    let keeper = if members.rank == root { End::Output } else { End::Peer(root) };
+    let mut mine = members.part();
+    for (at, node) in way[..spoken].iter().enumerate() {
+        let [_, other] = node.halves(own);
+        let sources = node.in_order(own, mine, members.peer(speaker(other)));
+        let last = at + 1 == spoken;
+        let target = match upwards {
+            _ if !last => End::Scratch,
+            Some(up) => up,
+            None => keeper,
+        };
+        plan.step(whole, &[target], &sources).finish = last && upwards.is_none();
+        mine = End::Scratch;
+    }
+    if members.rank == root && !members.is_lane(1) {
+        plan.recv(whole, End::Output, members.rank_of(top, 0));
+    }
     plan
 }
 

@@ -1,38 +1,36 @@
-//! Recursive doubling: the group of ranks that agree doubles in every round.
+//! Recursive doubling: the group of members that agree doubles in every round.
 //!
 //! ```text
-//!   AllReduce, n = 6: two ranks more than 4, so ranks 0-3 work in pairs and 1 and 3 rest
-//!
-//!      fold    exchange (1)   exchange (2)    unfold
-//!     0 ◄─ 1     0 ◄─► 2        0 ◄─► 4       0 ─► 1
-//!     2 ◄─ 3     4 ◄─► 5        2 ◄─► 5       2 ─► 3
+//!   AllReduce, n = 6         round 1       round 2        round 3
+//!                            0 ◄─► 1       0 ◄─► 2        0 ◄─► 3
+//!   ((0 + 1) + 2)            3 ◄─► 4       2 ──► 1        1 ◄─► 4
+//!     + ((3 + 4) + 5)                      3 ◄─► 5        2 ◄─► 5
+//!                                          5 ──► 4
 //! ```
-//! AllReduce: log2 n rounds of the whole vector (floor(log2 n) + 2 where n is no power of two), S
-//! bytes sent by a rank in each: the latency of a tree without coming back down. AllGather:
-//! ceil(log2 n) rounds for any n, (n-1)/n S bytes in all, by [`super::halving::all_gather`].
+//! AllReduce: ceil(log2 n) rounds of the whole vector, S bytes sent by a rank in each, or twice as
+//! many where halves differ: the latency of a tree without coming back down. Between hosts the
+//! members are hosts: in as many lanes as they have ranks, each for its part of the vector.
+//! AllGather: ceil(log2 n) rounds for any n, (n-1)/n S bytes in all, by
+//! [`super::halving::all_gather`].
 //!
-//! Invariant: after round i, every working rank of an aligned group of 2^i pairs holds the group's
-//! sum. Both partners reduce (lower group, higher group), in that order, so all ranks form the same
-//! expression over ranks 0..n and the same bits.
+//! Invariant: after a node's round every member below it holds its sum, (left, right) of the
+//! [balanced tree](super::balanced): the same expression and bits everywhere.
 //!
 //! Reference: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
-//! Operations in MPICH", 2005 (recursive doubling, and its fold for other rank counts).
+//! Operations in MPICH", 2005 (recursive doubling, here without a fold for other rank counts).
 
+use super::balanced::{Members, Node, way_up};
 use super::halving;
 use crate::plan::Collective::{self, *};
 use crate::plan::{End, Plan, Span};
 
-pub(super) fn plan(
-    collective: Collective,
-    rank: usize,
-    nranks: usize,
-    _root: usize,
-) -> Option<Plan> {
+pub(super) fn plan(collective: Collective, members: &Members, nranks: usize) -> Option<Plan> {
     match collective {
-        AllReduce | Barrier => Some(all_reduce(rank, nranks)),
+        AllReduce => Some(all_reduce(members, nranks, members.lanes())),
+        Barrier => Some(all_reduce(members, nranks, 1)),
         AllGather => {
-            let mut plan = Plan::new(rank, nranks, nranks);
-            plan.copy(Span::one(rank), End::Output, End::Input);
+            let mut plan = Plan::new(members.rank, nranks, nranks);
+            plan.copy(Span::one(members.rank), End::Output, End::Input);
             halving::all_gather(&mut plan);
             Some(plan)
         }
@@ -40,41 +38,44 @@ pub(super) fn plan(
     }
 }
 
-fn all_reduce(rank: usize, nranks: usize) -> Plan {
-    let mut plan = Plan::new(rank, nranks, 1);
-    let whole = Span::one(0);
-    let rounds = nranks.ilog2();
-    let pairs = nranks - (1 << rounds);
-    if rank < 2 * pairs && rank % 2 == 1 {
-        plan.send(whole, rank - 1, End::Input);
-        plan.recv(whole, End::Output, rank - 1);
-        return plan;
-    }
-    // Working ranks are numbered 0..2^rounds; number w < pairs stands for ranks 2w and 2w+1.
-    let folded = rank < 2 * pairs;
-    let number = if folded { rank / 2 } else { rank - pairs };
-    let partner = |round: u32| {
-        let other = number ^ (1 << round);
-        if other < pairs { 2 * other } else { other + pairs }
+/// Whom a member hears in a node's round.
+fn sender(node: &Node, member: usize) -> usize {
+    let [(own, _), (other, size)] = node.halves(member);
+    other + (member - own).min(size - 1)
+}
+
+/// Who hears a member in a node's round.
+fn receivers(node: &Node, member: usize) -> Vec<usize> {
+    let [(own, size), (other, others)] = node.halves(member);
+    let at = member - own;
+    let last = if at + 1 == size { others } else { (at + 1).min(others) };
+    (at.min(others)..last).map(|place| other + place).collect()
+}
+
+fn all_reduce(members: &Members, nranks: usize, lanes: usize) -> Plan {
+    let mut plan = Plan::new(members.rank, nranks, lanes);
+    let spans: Vec<Span> = (0..lanes).map(Span::one).collect();
+    let own = members.own();
+    let way = way_up(own, members.count());
+    let told = |node: &Node| -> Vec<End> {
+        receivers(node, own).into_iter().map(|member| members.peer(member)).collect()
     };
-    if folded {
-        let sources = [End::Input, End::Peer(rank + 1)];
-        plan.step(whole, &[End::Output, End::Peer(partner(0))], &sources);
-    } else {
-        plan.send(whole, partner(0), End::Input);
+    members.make_part(&mut plan, &spans, || [vec![members.part()], told(&way[0])].concat());
+    if members.are_nested() {
+        plan.next_stage();
     }
-    for round in 0..rounds {
-        let mine = if round == 0 && !folded { End::Input } else { End::Output };
-        let theirs = End::Peer(partner(round));
-        let sources = if number & (1 << round) == 0 { [mine, theirs] } else { [theirs, mine] };
-        let last = round + 1 == rounds;
-        let mut targets = vec![End::Output];
-        if !last {
-            targets.push(End::Peer(partner(round + 1)));
-        } else if folded {
-            targets.push(End::Peer(rank + 1));
+    if members.is_lane(lanes) {
+        let span = spans[members.index()];
+        let mut mine = members.part();
+        for (round, node) in way.iter().enumerate() {
+            let sources = node.in_order(own, mine, members.peer(sender(node, own)));
+            let next = way.get(round + 1);
+            let mut targets = vec![End::Output];
+            targets.extend(next.map_or_else(|| members.local_peers(), told));
+            plan.step(span, &targets, &sources).finish = next.is_none();
+            mine = End::Output;
         }
-        plan.step(whole, &targets, &sources).finish = last;
     }
+    members.take_from_lanes(&mut plan, &spans);
     plan
 }

@@ -1,43 +1,159 @@
-//! Recursive halving on a circle: what a rank still has to reduce halves in every round.
+//! Recursive halving: what a member still has to reduce halves in every round.
 //!
 //! ```text
-//!   scatter-reduce, n = 5, seen from rank r: it answers for chunks r, r+1, ... (mod n)
+//!   scatter-reduce, n = 5: a member's share of the vector abcde after each round
 //!
-//!     holds 5   r  r+1  r+2 │ r+3  r+4     sends the upper 2 to rank r+3, gets r, r+1 from r-3
-//!     holds 3   r  r+1 │ r+2               sends 1 to rank r+2, gets r from r-2
-//!     holds 2   r │ r+1                    sends 1 to rank r+1, gets r from r-1
-//!     holds 1   r                          complete
+//!     round 1    0: ab     1: cde                3: ab    4: cde     (0 + 1)         (3 + 4)
+//!     round 2    0: a      1: de     2: bc                           (0 + 1) + 2
+//!     round 3    0: a      1: e      2: c        3: b     4: d       of all
 //! ```
-//! The all-gather is the same picture read upwards, arrows turned round. Steps: ceil(log2 n) rounds
-//! for ReduceScatter, twice that for AllReduce, for any n. Bytes sent by a rank for a vector of S:
-//! (n-1)/n S and 2 (n-1)/n S, the least possible. A span that runs over chunk n-1 is two messages.
+//! A round is a node of the [balanced tree](super::balanced): each half gives the other its part of
+//! the shares that are completed there. AllReduce then goes back down the same way. Steps:
+//! ceil(log2 n) rounds for ReduceScatter and a hop, twice that for AllReduce, for any n; a message
+//! in a round, or two where halves differ. Bytes sent by a rank for a vector of S: about (n-1)/n S
+//! and 2 (n-1)/n S, the least possible. Between hosts the members are hosts, in as many lanes as
+//! they have ranks. A vector has at most [`MOST_SHARES`] chunks a lane: of more members, most hold
+//! nothing in the last rounds.
 //!
-//! Invariant: ranks that hold the same number of chunks have between them every contribution to
-//! each chunk exactly once; a round moves contributions to chunk c only to ranks that still answer
-//! for c. Chunk c is completed on rank c alone and copied from there.
+//! Invariant: at every node the shares of its two halves each cover the vector, and a member's
+//! share lies within the one that it had; so each chunk is formed (left, right) at every node, on
+//! one member, and copied from there.
 //!
-//! Reference: J. L. Träff, "Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms", 2024
-//! (the circulant scheme); R. Rabenseifner, 2004, for powers of two.
+//! Reference: R. Rabenseifner, "Optimization of Collective Reduction Operations", 2004, for powers
+//! of two. The all-gather on a circle is that of J. L. Träff, "Optimal, Non-pipelined
+//! Reduce-scatter and Allreduce Algorithms", 2024.
 
+use super::balanced::{Members, Node, Shares, member_at, way_up};
 use crate::plan::Collective::{self, *};
 use crate::plan::{End, Plan, Span};
 
-pub(super) fn plan(
-    collective: Collective,
-    rank: usize,
-    nranks: usize,
-    _root: usize,
-) -> Option<Plan> {
-    let mut plan = Plan::new(rank, nranks, nranks);
+/// Chunks of a lane at most: more would be parts of a slot too short to be worth it, and the last
+/// rounds move a thousandth of the vector each.
+pub const MOST_SHARES: usize = 1024;
+
+pub(super) fn plan(collective: Collective, members: &Members, nranks: usize) -> Option<Plan> {
     match collective {
-        AllReduce => {
-            scatter_reduce(&mut plan, End::Output);
-            all_gather(&mut plan);
-        }
-        ReduceScatter => scatter_reduce(&mut plan, End::Scratch),
-        _ => return None,
+        AllReduce => Some(all_reduce(members, nranks)),
+        ReduceScatter => Some(reduce_scatter(members, nranks)),
+        _ => None,
     }
-    Some(plan)
+}
+
+/// What a member gives to the other half of a node, and what it gets from it: with whom, and which
+/// chunks.
+struct Round {
+    node: Node,
+    gives: Vec<(usize, Span)>,
+    gets: Vec<(usize, Span)>,
+}
+
+/// A member's rounds from its leaf to the top.
+fn rounds(member: usize, count: usize, shares: Shares) -> Vec<Round> {
+    let mut place = 0;
+    let round = |node: Node| {
+        let [(_, size), (other, others)] = node.halves(member);
+        let had = shares.at(place, size);
+        let side = usize::from(!node.is_left(member));
+        place = 2 * place + side;
+        let has = shares.at(place, node.size());
+        let at = |half: usize, place: usize| other + member_at(place, half);
+        // The other half's places take turns with this one's.
+        let theirs = shares.among(node.size(), (1 - side, 2), &had);
+        let gives = theirs.into_iter().map(|(place, span)| (at(others, place / 2), span)).collect();
+        let whole = shares.among(others, (0, 1), &has);
+        let gets = whole.into_iter().map(|(place, span)| (at(others, place), span)).collect();
+        Round { node, gives, gets }
+    };
+    way_up(member, count).into_iter().map(round).collect()
+}
+
+/// From every member's part in `mine` to its share of the sum, complete in `complete`; sums of some
+/// gather in `partial`.
+fn scatter_reduce(
+    plan: &mut Plan,
+    members: &Members,
+    rounds: &[Round],
+    [mut mine, partial, complete]: [End; 3],
+) {
+    let own = members.own();
+    for (at, Round { node, gives, gets }) in rounds.iter().enumerate() {
+        let last = at + 1 == rounds.len();
+        for (member, span) in gives {
+            plan.step(*span, &[members.peer(*member)], &[mine]);
+        }
+        for (member, span) in gets {
+            let target = if last { complete } else { partial };
+            let sources = node.in_order(own, mine, members.peer(*member));
+            plan.step(*span, &[target], &sources).finish = last;
+        }
+        mine = partial;
+    }
+}
+
+fn all_reduce(members: &Members, nranks: usize) -> Plan {
+    let lanes = members.lanes();
+    let chunks = members.count().min(MOST_SHARES);
+    let mut plan = Plan::new(members.rank, nranks, lanes * chunks);
+    let spans: Vec<Span> = (0..lanes).map(|lane| Span::new(lane * chunks, chunks)).collect();
+    members.make_part(&mut plan, &spans, || vec![members.part()]);
+    if members.are_nested() {
+        plan.next_stage();
+    }
+    if members.is_lane(lanes) {
+        let span = spans[members.index()];
+        let rounds = rounds(members.own(), members.count(), Shares { chunks: span });
+        let ends = [members.part(), End::Output, End::Output];
+        scatter_reduce(&mut plan, members, &rounds, ends);
+        for Round { gives, gets, .. } in rounds.iter().rev() {
+            for (member, span) in gets {
+                plan.step(*span, &[members.peer(*member)], &[End::Output]);
+            }
+            for (member, span) in gives {
+                plan.step(*span, &[End::Output], &[members.peer(*member)]);
+            }
+        }
+        let others = members.local_peers();
+        if !others.is_empty() {
+            plan.step(span, &others, &[End::Output]);
+        }
+    }
+    members.take_from_lanes(&mut plan, &spans);
+    plan
+}
+
+/// The blocks of a lane follow each other, so a block is completed anywhere, and goes to its rank
+/// from there.
+fn reduce_scatter(members: &Members, nranks: usize) -> Plan {
+    let (lanes, rank) = (members.lanes(), members.rank);
+    let mut plan = Plan::new(rank, nranks, nranks);
+    let first = |lane: usize| lane * nranks / lanes;
+    let lane_of = |lane: usize| Span::new(first(lane), first(lane + 1) - first(lane));
+    let spans: Vec<Span> = (0..lanes).map(lane_of).collect();
+    members.make_part(&mut plan, &spans, || vec![members.part()]);
+    if members.are_nested() {
+        plan.next_stage();
+    }
+    let count = members.count();
+    if members.is_lane(lanes) {
+        let shares = Shares { chunks: spans[members.index()] };
+        let rounds = rounds(members.own(), count, shares);
+        let ends = [members.part(), End::Scratch, End::Scratch];
+        scatter_reduce(&mut plan, members, &rounds, ends);
+        let complete = rounds.last().map_or(&[][..], |round| &round.gets);
+        for block in complete.iter().flat_map(|(_, span)| span.chunks()) {
+            let target = if block == rank { End::Output } else { End::Peer(block) };
+            plan.copy(Span::one(block), target, End::Scratch);
+        }
+    }
+    let lane = (0..lanes).find(|lane| spans[*lane].chunks().contains(&rank));
+    let lane = lane.expect("lanes share all blocks");
+    let shares = Shares { chunks: spans[lane] };
+    let (place, _) = shares.among(count, (0, 1), &(rank..rank + 1))[0];
+    let from = members.rank_of(member_at(place, count), lane);
+    if from != rank {
+        plan.recv(Span::one(rank), End::Output, from);
+    }
+    plan
 }
 
 /// How many chunks a rank holds before each round, downwards: n, n/2, ..., 2 (rounded up).
@@ -52,32 +168,6 @@ pub(super) fn arc(first: usize, len: usize, nranks: usize) -> Vec<Span> {
     let straight = len.min(nranks - first);
     let spans = [Span::new(first, straight), Span::new(0, len - straight)];
     spans.into_iter().filter(|span| span.len > 0).collect()
-}
-
-/// Leaves the complete chunk of this rank in Output; partial sums gather in `partial`.
-fn scatter_reduce(plan: &mut Plan, partial: End) {
-    let (rank, nranks) = (plan.rank, plan.nranks);
-    let mut mine = End::Input;
-    for held in holdings(nranks) {
-        let kept = held.div_ceil(2);
-        let given = held - kept;
-        let (to, from) = ((rank + kept) % nranks, (rank + nranks - kept) % nranks);
-        for span in arc(rank + kept, given, nranks) {
-            plan.send(span, to, mine);
-        }
-        for span in arc(rank, given, nranks) {
-            if kept == 1 {
-                plan.finish(span, &[End::Output], &[End::Peer(from), mine]);
-            } else {
-                plan.step(span, &[partial], &[End::Peer(from), mine]);
-            }
-        }
-        if mine == End::Input && kept > given && kept > 1 {
-            // The odd chunk in the middle gets nothing in this round; it joins the partial sums.
-            plan.copy(Span::one((rank + given) % nranks), partial, End::Input);
-        }
-        mine = partial;
-    }
 }
 
 /// From the complete chunk of each rank in its own Output to all chunks in every Output.

@@ -4,12 +4,12 @@
 //! knows one depends on the collective and on the number of ranks, never on the rank, so all ranks
 //! agree. [`crate::plan::verify`] proves every answer, out of place and in place.
 
+mod balanced;
 mod binomial;
 mod chain;
 mod doubling;
 mod halving;
 mod hierarchical;
-mod local;
 mod oneshot;
 mod pairwise;
 mod ring;
@@ -21,6 +21,9 @@ use crate::error::{Error, Result};
 use crate::plan::topology::Topology;
 use crate::plan::{Collective, End, Plan, Span};
 use crate::suggest::nearest;
+use balanced::Members;
+pub use balanced::left_half;
+pub use halving::MOST_SHARES;
 use std::fmt;
 
 /// How a collective is done.
@@ -113,7 +116,7 @@ impl fmt::Display for Algorithm {
 
 /// What `rank` does in `collective` by `algorithm`; `None` where the algorithm does not do it.
 ///
-/// As [`plan_on`] where all ranks share a host.
+/// As [`plan_on`] where all ranks share a host, or where sums are to be in serial order.
 pub fn plan(
     algorithm: Algorithm,
     collective: Collective,
@@ -122,30 +125,15 @@ pub fn plan(
     root: usize,
 ) -> Option<Plan> {
     assert!(rank < nranks && root < nranks, "rank {rank}, root {root} of {nranks}");
-    if algorithm == Algorithm::Local {
-        return local::plan(collective, nranks);
-    }
-    if nranks == 1 {
-        return None;
-    }
     match algorithm {
-        Algorithm::OneShot => oneshot::plan(collective, rank, nranks, root),
-        Algorithm::TwoShot => twoshot::plan(collective, rank, nranks, root),
-        Algorithm::Ring => ring::plan(collective, rank, nranks, root),
-        Algorithm::Doubling => doubling::plan(collective, rank, nranks, root),
-        Algorithm::Halving => halving::plan(collective, rank, nranks, root),
-        Algorithm::DoubleTree => tree::plan(collective, rank, nranks, root),
-        Algorithm::Chain => chain::plan(collective, rank, nranks, root),
-        Algorithm::Binomial => binomial::plan(collective, rank, nranks, root),
-        Algorithm::Pairwise => pairwise::plan(collective, rank, nranks, root),
-        Algorithm::Local => unreachable!("answered above"),
         Algorithm::Hierarchical | Algorithm::Leaders => None,
+        flat => of_members(flat, collective, &Members::ranks(rank, nranks), nranks, root),
     }
 }
 
 /// What `rank` does in `collective` by `algorithm`; `None` where the algorithm does not do it.
 ///
-/// `root` matters only where [`Collective::has_root`].
+/// `root` matters only where [`Collective::has_root`]. Algorithms in [`host_order`] sum in it.
 pub fn plan_on(
     topology: &Topology,
     algorithm: Algorithm,
@@ -158,26 +146,85 @@ pub fn plan_on(
     match algorithm {
         Algorithm::Hierarchical => hierarchical::plan(collective, rank, topology, root),
         Algorithm::Leaders => hierarchical::leaders(collective, rank, topology, root),
-        flat => plan(flat, collective, rank, nranks, root),
+        flat => {
+            let members = Members::on(rank, topology);
+            let plan = of_members(flat, collective, &members, nranks, root)?;
+            let alone = topology.nhosts() == nranks;
+            Some(if alone { plan.balanced() } else { plan })
+        }
+    }
+}
+
+fn of_members(
+    algorithm: Algorithm,
+    collective: Collective,
+    members: &Members,
+    nranks: usize,
+    root: usize,
+) -> Option<Plan> {
+    let rank = members.rank;
+    if algorithm == Algorithm::Local {
+        return alone(collective, nranks);
+    }
+    if nranks == 1 {
+        return None;
+    }
+    match algorithm {
+        Algorithm::OneShot => oneshot::plan(collective, rank, nranks, root),
+        Algorithm::TwoShot => twoshot::plan(collective, rank, nranks, root),
+        Algorithm::Ring => ring::plan(collective, rank, nranks, root),
+        Algorithm::Doubling => doubling::plan(collective, members, nranks),
+        Algorithm::Halving => halving::plan(collective, members, nranks),
+        Algorithm::DoubleTree => tree::plan(collective, rank, nranks, root),
+        Algorithm::Chain => chain::plan(collective, rank, nranks, root),
+        Algorithm::Binomial => binomial::plan(collective, members, nranks, root),
+        Algorithm::Pairwise => pairwise::plan(collective, rank, nranks, root),
+        Algorithm::Local => unreachable!("answered above"),
+        Algorithm::Hierarchical | Algorithm::Leaders => None,
     }
 }
 
 /// Lanes that run beside each other between hosts, each with ranks of its own.
-pub fn channels(topology: &Topology, algorithm: Algorithm) -> usize {
-    if algorithm == Algorithm::Hierarchical { topology.min_per_host() } else { 1 }
+pub fn channels(topology: &Topology, algorithm: Algorithm, collective: Collective) -> usize {
+    use Collective::*;
+    let has_lanes = match algorithm {
+        Algorithm::Hierarchical => true,
+        Algorithm::Doubling => collective == AllReduce,
+        Algorithm::Halving => matches!(collective, AllReduce | ReduceScatter),
+        _ => false,
+    };
+    if has_lanes && topology.nhosts() > 1 { topology.min_per_host() } else { 1 }
 }
 
-/// Whether the algorithm reduces in host order: each host's ranks in rank order, then the hosts'
-/// parts. All such algorithms give the same bits.
-pub const fn host_order(algorithm: Algorithm) -> bool {
-    matches!(algorithm, Algorithm::Hierarchical | Algorithm::Leaders)
+/// Whether the algorithm reduces in host order between hosts, `alone` where each has one rank: each
+/// host's ranks in rank order, then the hosts' parts as a balanced tree. All such algorithms give
+/// the same bits.
+pub const fn host_order(algorithm: Algorithm, collective: Collective, alone: bool) -> bool {
+    use Algorithm::*;
+    match algorithm {
+        Hierarchical | Leaders => true,
+        Doubling | Halving => collective.reduces(),
+        Binomial => matches!(collective, Collective::Reduce),
+        OneShot | TwoShot => alone && collective.reduces(),
+        _ => false,
+    }
 }
 
-/// Whether every result equals the serial loop over ranks 0, 1, 2, ... bit for bit: each element is
-/// reduced in one step over all inputs in rank order, or is not reduced at all.
+/// Whether every result of [`plan`] equals the serial loop over ranks 0, 1, 2, ... bit for bit:
+/// each element is reduced in one step over all inputs in rank order, or is not reduced at all.
 pub const fn serial_order(algorithm: Algorithm, collective: Collective) -> bool {
     !collective.reduces()
         || matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Local)
+}
+
+/// One rank alone, where every collective is a copy of its input, complete.
+fn alone(collective: Collective, nranks: usize) -> Option<Plan> {
+    if nranks != 1 {
+        return None;
+    }
+    let mut plan = Plan::new(0, 1, 1);
+    plan.step(Span::one(0), &[End::Output], &[End::Input]).finish = collective.reduces();
+    Some(plan)
 }
 
 /// All ranks but `rank`, starting after it, so that not everybody calls on rank 0 first.

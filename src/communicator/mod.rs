@@ -93,6 +93,8 @@ pub struct Communicator {
 #[derive(Clone, Debug)]
 pub struct Explanation {
     pub algorithm: &'static str,
+    /// In which order inputs are reduced, where that shows in the result; else empty.
+    pub order: &'static str,
     /// How data moves: "threads/direct", "shm/two-shot", "shm/direct or shm/slots", ... Where
     /// there is an "or", the numbers are of what it ends with.
     pub transport: &'static str,
@@ -326,11 +328,13 @@ impl Communicator {
             None => 1,
         };
         let predicted_us = number as f64 * ready.predicted_us;
-        let host = (ready.algorithm.name(), self.channels(&plan_context, &ready), predicted_us);
+        let host =
+            (ready.algorithm.name(), self.channels(&plan_context, call, &ready), predicted_us);
         let (algorithm, channels, predicted_us) = chosen.unwrap_or(host);
         let (slices, slice_bytes) = ready.slices();
         Ok(Explanation {
             algorithm,
+            order: plan_context.order(call, algorithm, &self.config),
             transport,
             channels,
             chunks: ready.chunks,
@@ -342,9 +346,10 @@ impl Communicator {
     }
 
     /// Lanes that a call of the host runs in: those of its plan, each with all sockets to a peer.
-    fn channels(&self, plan_context: &PlanContext, ready: &BoundCall) -> usize {
+    fn channels(&self, plan_context: &PlanContext, call: &Call, ready: &BoundCall) -> usize {
         let sockets = if plan_context.one_machine { 1 } else { self.config.nsocks };
-        algorithm::channels(&plan_context.topology, ready.algorithm) * sockets
+        let (topology, collective) = (&plan_context.topology, call.collective);
+        algorithm::channels(topology, ready.algorithm, collective) * sockets
     }
 
     /// The constants that its ranks agreed on, as measured at init or read from a tuning file.
@@ -353,10 +358,10 @@ impl Communicator {
         self.plan_context().costs.clone()
     }
 
-    /// Several hosts, one of which has several ranks: then floats are summed in host order.
+    /// Whether floats are summed in host order, where nothing else is asked for.
     #[doc(hidden)]
-    pub fn is_nested(&self) -> bool {
-        self.plan_context().topology.is_hierarchical()
+    pub fn has_host_order(&self) -> bool {
+        self.plan_context().topology.nhosts() > 1 && self.nranks > 2
     }
 
     /// What its calls are bound by, which no call changes.

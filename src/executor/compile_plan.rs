@@ -34,6 +34,8 @@ pub struct BoundStep {
     /// How many slices the step has: 1 for an empty chunk, so that its message still travels.
     pub slices: usize,
     pub finish: bool,
+    /// Sources are reduced as a balanced tree.
+    pub balanced: bool,
     /// Which source a pre-multiplied sum scales.
     pub scaled: Option<usize>,
     /// A lone source is copied to the targets unchanged.
@@ -76,6 +78,13 @@ pub struct CompileShape<'a> {
     /// Connections are deep enough to run plans in stages.
     pub pipelined: bool,
     pub cut: Cut,
+}
+
+impl CompileShape<'_> {
+    /// Whether the order in which inputs are reduced shows in the result.
+    fn has_order(&self) -> bool {
+        self.reduction.is_some_and(|one| !one.op().is_associative(one.data_type()))
+    }
 }
 
 /// What decides how messages are cut into slices. Both ends of a connection must cut alike, so it
@@ -153,6 +162,7 @@ impl CompiledPlan {
                 targets: output_last(&step.targets),
                 sources: step.sources.clone().into(),
                 finish: step.finish,
+                balanced: step.balanced && step.sources.len() > 2 && shape.has_order(),
                 scaled,
                 stage: if shape.pipelined { step.stage } else { 0 },
                 copies: step.sources.len() == 1

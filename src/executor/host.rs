@@ -6,6 +6,7 @@
 //! slots are posted and the messages freed. Nothing here allocates.
 #![allow(unsafe_code)]
 
+use super::balanced_reduction::reduce_balanced;
 use super::compile_plan::{BoundStep, CompiledPlan, Piece};
 use super::links::Links;
 use super::progress_watch::ProgressWatch;
@@ -323,7 +324,12 @@ unsafe fn move_piece(
                 ..Job::new(targets, sources, bytes >> run.bound.element_shift)
             };
             // SAFETY: as `run` promises.
-            unsafe { reduction.run(&job) };
+            unsafe {
+                match step.balanced {
+                    true => reduce_balanced(reduction, &job, run.bound.element),
+                    false => reduction.run(&job),
+                }
+            };
         }
         _ => {
             for (index, target) in targets.iter().enumerate() {

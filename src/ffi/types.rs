@@ -98,9 +98,11 @@ pub enum ringDataType_t {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum ringRedOp_t {
-    /// Integers wrap around. Floats are summed wider than their type and rounded once, where all
-    /// ranks' inputs come together in one step. Elsewhere (several hosts of several ranks, an
-    /// algorithm that is asked for) each partial sum is rounded to the type and may overflow.
+    /// Integers wrap around. Floats of one host's ranks are summed in the order 0, 1, 2, ..., wider
+    /// than their type, and rounded once. Between hosts these sums are added as a balanced binary
+    /// tree, the larger half first, and each is rounded to the type and may overflow. With
+    /// `deterministic` all ranks are summed as those of one host; `RINGCOMM_ALGO` may ask for
+    /// another order.
     ringSum = 0,
     /// Integers wrap around.
     ringProd = 1,

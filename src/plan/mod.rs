@@ -4,7 +4,8 @@
 //! `targets <- reduce(sources)` with no sizes and no pointers. The buffers of a collective are cut
 //! into **chunks** that all ranks number alike; a step moves one [`Span`] of neighbouring chunks,
 //! and each [`End`] says where: this rank's input, output or scratch, or a peer. Sources reduce
-//! left to right, so the order of every reduction is in the plan.
+//! left to right, or as a balanced tree where the step says so: the order of every reduction is in
+//! the plan.
 //!
 //! Executors run `for slice { for step { .. } }`: a slice is a piece of every chunk, never larger
 //! than a connection slot. [`verify`] proves plans, [`simulate`] times them, the executors run
@@ -57,6 +58,9 @@ pub struct Step {
     pub sources: Vec<End>,
     /// The value is complete: an average divides here, and nowhere else.
     pub finish: bool,
+    /// Sources are reduced as a balanced tree, the larger half first, and not left to right: each
+    /// sum of two is rounded, as where other ranks had formed it.
+    pub balanced: bool,
     /// How many slices behind the first stage the step runs where connections are deep enough, so
     /// that later slices are on their way before this one is waited for.
     pub stage: usize,
@@ -107,6 +111,12 @@ impl Plan {
         self
     }
 
+    /// The same with all inputs of a step reduced as a balanced tree.
+    pub fn balanced(mut self) -> Plan {
+        self.steps.iter_mut().for_each(|step| step.balanced = step.sources.len() > 1);
+        self
+    }
+
     /// How many stages the plan has, the empty ones of a plan that is spread among them.
     pub fn stages(&self) -> usize {
         self.steps.iter().map(|step| step.stage + 1).max().unwrap_or(1)
@@ -119,6 +129,7 @@ impl Plan {
             targets: targets.to_vec(),
             sources: sources.to_vec(),
             finish: false,
+            balanced: false,
             stage: self.stage,
         });
         self.steps.last_mut().expect("just pushed")
@@ -127,6 +138,12 @@ impl Plan {
     /// As [`Plan::step`], where the reduced value is complete.
     pub fn finish(&mut self, span: Span, targets: &[End], sources: &[End]) {
         self.step(span, targets, sources).finish = true;
+    }
+
+    /// As [`Plan::finish`], of the parts of hosts, in host order.
+    pub fn finish_hosts(&mut self, span: Span, targets: &[End], parts: &[End]) {
+        let step = self.step(span, targets, parts);
+        (step.finish, step.balanced) = (true, true);
     }
 
     pub fn copy(&mut self, span: Span, target: End, source: End) {

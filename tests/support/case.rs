@@ -141,8 +141,8 @@ impl Case {
         data::element(self.data, self.data_type, self.op, self.seed, rank, index)
     }
 
-    /// The reduction of element `index` over all ranks: the serial loop, or that over the hosts'
-    /// serial loops.
+    /// The reduction of element `index` over all ranks: the serial loop, or that of the hosts'
+    /// serial loops as a balanced tree.
     fn reduced(&self, index: usize, sources: &mut Vec<u64>) -> u64 {
         let rule = Rule { data_type: self.data_type, op: self.op, parts: None, scaled: None };
         sources.clear();
@@ -153,7 +153,7 @@ impl Case {
             self.data_type,
             DataType::Float16 | DataType::Float8e4m3 | DataType::Float8e5m2
         );
-        let partial_sums = mean && is_narrow && (2..self.nranks).contains(&nhosts);
+        let partial_sums = mean && is_narrow && nhosts > 1 && self.nranks > 2;
         let prescale =
             if partial_sums { (self.nranks.next_power_of_two() as f64).recip() } else { 1.0 };
         for rank in 0..self.nranks {
@@ -178,7 +178,7 @@ impl Case {
             let inputs = (0..self.nranks).filter(on_host).map(|rank| sources[rank]);
             reduce(&rule, &inputs.collect::<Vec<_>>())
         };
-        reduce(&whole, &(0..nhosts).map(part).collect::<Vec<_>>())
+        balanced(&whole, &rule, &(0..nhosts).map(part).collect::<Vec<_>>())
     }
 
     /// The reduced vector, where the collective has one.
@@ -476,4 +476,13 @@ fn joint(case: &Case, rank: usize, reduction: &[u8]) -> Option<Joint> {
             Some(Joint { start: send, want, send_at: 0, recv_at: 0 })
         }
     }
+}
+
+/// The sum of some, of which each half's is rounded first; the larger half comes first.
+fn balanced(top: &Rule, below: &Rule, parts: &[u64]) -> u64 {
+    if let [part] = parts {
+        return *part;
+    }
+    let (left, right) = parts.split_at(parts.len().div_ceil(2));
+    reduce(top, &[left, right].map(|half| balanced(below, below, half)))
 }

@@ -143,7 +143,7 @@ pub fn sample_on(hosts: &[usize], seed: u64) -> Vec<Case> {
 }
 
 /// Every collective and every `v` form once, in an order and with the rest by `seed`; sums are of
-/// numbers whose order of reduction shows, which is that of `hosts` where there is company.
+/// numbers whose order of reduction shows, which is that of `hosts`.
 pub fn mixed(hosts: &[usize], seed: u64) -> Vec<Case> {
     // A header's worth, several short slots, and what takes a slow wire a while.
     mixed_of(hosts, seed, &DataType::ALL, &[3, 1000, 40_000, 300_000], |_| hosts.len())
@@ -196,8 +196,7 @@ fn mixed_of(
     cases
 }
 
-/// Hosts by number in the order of their first ranks; none where every rank is alone on its host,
-/// or all are on one.
+/// Hosts by number in the order of their first ranks; none where all are on one.
 fn in_host_order(hosts: &[usize]) -> Vec<usize> {
     let mut known = Vec::new();
     for host in hosts {
@@ -205,7 +204,7 @@ fn in_host_order(hosts: &[usize]) -> Vec<usize> {
             known.push(*host);
         }
     }
-    if known.len() == hosts.len() || known.len() == 1 {
+    if known.len() == 1 {
         return Vec::new();
     }
     let number = |host| known.iter().position(|other| other == host).expect("known");

@@ -70,7 +70,7 @@ const HOUSES: [(&str, &[&str]); 8] = [
     (
         "src/executor",
         &[
-            "chunk_layout progress_watch control_block",
+            "chunk_layout progress_watch control_block balanced_reduction",
             "compile_plan links",
             "host",
             "direct",

@@ -110,8 +110,8 @@ pub fn fraction(text: &str) -> Result<f64, String> {
 /// Ranks of a simulation, which has a limit of its own.
 pub fn simulated(text: &str) -> Result<usize, String> {
     match at_least_one(text)? {
-        ranks if ranks <= 100_000 => Ok(ranks),
-        _ => Err("at most 100000".into()),
+        ranks if ranks <= 1_000_000 => Ok(ranks),
+        _ => Err("at most 1000000".into()),
     }
 }
 

@@ -10,7 +10,7 @@ use crate::cli::options::Options;
 use crate::measure::expected_layout::Cell;
 use crate::report::row::{Course, MODELLED, Row, SIMULATED};
 use ringcomm::algorithm::select::{Costs, Hosts, Question, choose};
-use ringcomm::algorithm::{self, Algorithm};
+use ringcomm::algorithm::{self, Algorithm, channels, host_order, serial_order};
 use ringcomm::plan::Collective;
 use ringcomm::plan::simulate::{HostWire, SimulationError, simulate, simulate_hosts};
 use ringcomm::plan::topology::Topology;
@@ -95,6 +95,18 @@ fn spread(options: &Options, nranks: usize) -> (Option<Topology>, Hosts) {
     }
 }
 
+/// In which order an algorithm reduces, where that makes a difference.
+fn order(question: &Question, algorithm: Algorithm) -> &'static str {
+    let Question { collective, nranks, hosts, .. } = *question;
+    let by_hosts = hosts.count > 1 && nranks > 2 && !question.deterministic;
+    match () {
+        _ if question.associative => "",
+        _ if by_hosts && host_order(algorithm, collective, hosts.count == nranks) => "host order",
+        _ if serial_order(algorithm, collective) => "rank order",
+        _ => "an order of its own",
+    }
+}
+
 fn collective_row(
     row: &mut Row,
     collective: Collective,
@@ -140,6 +152,7 @@ fn collective_row(
     };
     let course = &mut row.course;
     course.algorithm = choice.algorithm.name().into();
+    course.order = order(&question, choice.algorithm).into();
     course.predicted_us = choice.predicted_us;
     match outcome {
         Ok(outcome) => {
@@ -148,7 +161,7 @@ fn collective_row(
             course.chunks = plan(0).nchunks;
             course.slice_bytes = row.bytes.div_ceil(course.chunks.max(1) * outcome.slices.max(1));
             course.channels =
-                topology.map_or(1, |topology| algorithm::channels(&topology, choice.algorithm));
+                topology.map_or(1, |topology| channels(&topology, choice.algorithm, collective));
         }
         Err(SimulationError::TooLarge { .. }) => {
             row.mode = MODELLED.into();

@@ -35,8 +35,8 @@ pub trait Endpoint: Send {
 
     fn explain(&self, call: &Call) -> Result<Explanation>;
 
-    /// Whether there are several hosts, one of which has several ranks.
-    fn is_nested(&self) -> bool;
+    /// Whether floats are summed in host order, where nothing else is asked for.
+    fn has_host_order(&self) -> bool;
 
     fn register(&self, address: *mut u8, bytes: usize) -> Result<()>;
 
@@ -79,8 +79,8 @@ impl Endpoint for Arc<Communicator> {
         Communicator::explain(self, call)
     }
 
-    fn is_nested(&self) -> bool {
-        Communicator::is_nested(self)
+    fn has_host_order(&self) -> bool {
+        Communicator::has_host_order(self)
     }
 
     fn register(&self, address: *mut u8, bytes: usize) -> Result<()> {

@@ -71,6 +71,7 @@ fn course(
     let transport = explanation.transport.replace("shm/direct or ", "");
     let course = Course {
         algorithm: explanation.algorithm.into(),
+        order: explanation.order.into(),
         transport,
         channels: explanation.channels,
         chunks: explanation.chunks,

@@ -15,6 +15,9 @@ pub const MODELLED: &str = "modelled";
 pub struct Course {
     pub transport: String,
     pub algorithm: String,
+    /// In which order it reduces, where that makes a difference.
+    #[serde(default)]
+    pub order: String,
     #[serde(default)]
     pub channels: usize,
     #[serde(default)]

@@ -6,12 +6,8 @@ use super::row::{MODELLED, SIMULATED};
 use crate::cli::mode::{self, Mode};
 use crate::cli::operation::Operation;
 use crate::cli::options::Options;
-use crate::cli::values::data_type;
 use crate::measure::expected_layout::{Cell, Placement, least_traffic};
 use crate::measure::time_budget::LEAST_ITERATIONS;
-use ringcomm::algorithm::{Algorithm, host_order, serial_order};
-use ringcomm::plan::Collective;
-use ringcomm::types::DataType;
 
 /// How much of the memory's bandwidth the row's least traffic is, in per cent: sums against the add
 /// figure, copies against the copy figure, of all cores. What fits the cache is not held against
@@ -165,28 +161,13 @@ pub fn line(out_of_place: Option<&Row>, in_place: Option<&Row>) -> String {
     )
 }
 
-/// In which order an algorithm reduces, where that makes a difference.
-fn order(row: &Row, algorithm: &str) -> &'static str {
-    let reduces = Operation::parse(&row.op).is_some_and(Operation::reduces);
-    let rounds = data_type(&row.data_type).is_ok_and(DataType::is_float)
-        && !matches!(row.redop.as_str(), "min" | "max");
-    match Algorithm::from_name(algorithm) {
-        Ok(algorithm) if reduces && rounds => match () {
-            _ if serial_order(algorithm, Collective::AllReduce) => ", in rank order",
-            _ if host_order(algorithm) => ", in host order",
-            _ => ", in an order of its own",
-        },
-        _ => "",
-    }
-}
-
 /// What `--explain` adds below.
 pub fn explanation(out_of_place: Option<&Row>, in_place: Option<&Row>) -> String {
     let one = |row: &Row| {
         let place = if row.in_place { "in place" } else { "out of place" };
         let mut text = format!("#   {place}: ");
         text += &match row.buckets.len() {
-            0 => way(row, &row.course) + &channels(&[&row.course]),
+            0 => way(&row.course) + &channels(&[&row.course]),
             1 => "1 all-reduce".into(),
             several => format!("{several} all-reduces"),
         };
@@ -209,8 +190,11 @@ pub fn explanation(out_of_place: Option<&Row>, in_place: Option<&Row>) -> String
     lines.join("\n")
 }
 
-fn way(row: &Row, course: &Course) -> String {
-    let order = order(row, &course.algorithm);
+fn way(course: &Course) -> String {
+    let order = match course.order.as_str() {
+        "" => String::new(),
+        order => format!(", in {order}"),
+    };
     format!("{} over {}{order}", course.algorithm, course.transport)
 }
 
@@ -235,7 +219,7 @@ fn prediction(us: f64) -> String {
 fn step(row: &Row) -> String {
     let alike = |bucket: &Bucket| {
         let course = &bucket.course;
-        (way(row, course), course.channels, course.chunks)
+        (way(course), course.channels, course.chunks)
     };
     let mut groups: Vec<Vec<&Bucket>> = Vec::new();
     for bucket in &row.buckets {
@@ -248,7 +232,7 @@ fn step(row: &Row) -> String {
         let bytes = span(group.iter().map(|bucket| bucket.bytes));
         let courses: Vec<&Course> = group.iter().map(|bucket| &bucket.course).collect();
         let predicted_us = courses.iter().map(|course| course.predicted_us).sum();
-        let (way, channels) = (way(row, courses[0]), channels(&courses));
+        let (way, channels) = (way(courses[0]), channels(&courses));
         format!("\n#     {} of {bytes} B: {way}{channels}{}", group.len(), prediction(predicted_us))
     };
     groups.into_iter().map(line).collect()

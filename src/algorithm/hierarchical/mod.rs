@@ -14,8 +14,9 @@
 //! A step's wire messages arrive one stage later, so that a host's work on one slice overlaps with
 //! another slice's way over the wire; on a host both ends are in the same stage.
 //!
-//! Invariant: a reduction is (host 0's ranks) + (host 1's ranks) + ..., in rank order on each host
-//! and host order between them, whatever the collective or the variant: the same bits from all.
+//! Invariant: a reduction is that of each host's ranks in rank order, then of the hosts' parts as
+//! a [balanced tree](super::balanced), whatever the collective or the variant: the same bits from
+//! all.
 //!
 //! [`plan`] uses all channels, for bandwidth; [`leaders`] one channel and one round over the wire,
 //! for latency.

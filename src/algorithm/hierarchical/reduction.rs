@@ -71,7 +71,7 @@ impl HierarchicalReduction<'_> {
                     |host: &usize| self.is_wanted_on(*host) && !self.is_completed_on(group, *host);
                 targets.extend(place.elsewhere().filter(takes).map(|host| place.opposite(host)));
                 let parts = place.parts(|host| place.opposite(host));
-                plan.finish(place.chunk(place.index, group), &targets, &parts);
+                plan.finish_hosts(place.chunk(place.index, group), &targets, &parts);
             }
             self.take_from_lanes(plan, group);
         }

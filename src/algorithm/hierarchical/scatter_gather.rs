@@ -30,7 +30,7 @@ pub(super) fn reduce_scatter(place: &HostPosition) -> Plan {
     }
     plan.next_stage();
     let parts = place.parts(|host| End::Peer(worker_of(place, place.index, host)));
-    plan.finish(Span::one(place.rank), &[End::Output], &parts);
+    plan.finish_hosts(Span::one(place.rank), &[End::Output], &parts);
     plan
 }
 

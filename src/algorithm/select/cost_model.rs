@@ -5,6 +5,7 @@
 
 use super::Costs;
 use crate::algorithm::Algorithm::{self, *};
+use crate::algorithm::MOST_SHARES;
 use crate::plan::Collective::{self, *};
 
 /// Things done by one rank after the other, or by all: they add up.
@@ -29,6 +30,16 @@ impl CostTerms {
             + (self.sent + self.copied) * costs.copy_us_per_byte
             + self.reduced * costs.reduce_us_per_byte
             + (2.0 * self.sent + self.crossed) * costs.cross_us_per_byte
+    }
+
+    pub fn and(self, other: CostTerms) -> CostTerms {
+        CostTerms {
+            messages: self.messages + other.messages,
+            sent: self.sent + other.sent,
+            copied: self.copied + other.copied,
+            reduced: self.reduced + other.reduced,
+            crossed: self.crossed + other.crossed,
+        }
     }
 
     pub fn times(self, factor: f64) -> CostTerms {
@@ -74,7 +85,9 @@ pub(super) struct ClosedForm {
 /// Chunks of the widest message, of which each has its share of a slot.
 pub(super) fn widest_message(algorithm: Algorithm, collective: Collective, nranks: usize) -> usize {
     let widest = match (algorithm, collective) {
-        (Halving, _) | (Doubling, AllGather) => nranks / 2,
+        (Halving, AllReduce) => nranks.min(MOST_SHARES).div_ceil(2),
+        (Halving, _) => nranks.div_ceil(2),
+        (Doubling, AllGather) => nranks / 2,
         (Binomial, Gather | Scatter) => (nranks.next_power_of_two() / 2).min(nranks - 1),
         _ => 1,
     };
@@ -90,7 +103,7 @@ pub(super) fn longest_message(
     bytes: f64,
 ) -> f64 {
     match (algorithm, collective) {
-        (DoubleTree, _) => bytes / 2.0,
+        (DoubleTree, _) | (Halving, AllReduce) => bytes / 2.0,
         (_, AllReduce | Broadcast | Reduce | Barrier) if !matches!(algorithm, TwoShot | Ring) => {
             bytes
         }
@@ -146,6 +159,11 @@ fn ceil_log2(n: f64) -> f64 {
     n.log2().ceil()
 }
 
+/// Messages that a member sends in a round of halving: where halves differ, their shares overlap.
+pub(super) fn messages_a_round(members: usize) -> f64 {
+    if members.is_power_of_two() { 1.0 } else { 1.5 }
+}
+
 /// `b` bytes of vector; `c` is one of n chunks.
 fn all_reduce(algorithm: Algorithm, nranks: usize, b: f64) -> Option<ClosedForm> {
     let n = nranks as f64;
@@ -157,14 +175,13 @@ fn all_reduce(algorithm: Algorithm, nranks: usize, b: f64) -> Option<ClosedForm>
         TwoShot => ClosedForm::staged(n, 2.0, work(4.0 * others, 2.0 * parts, parts + c, parts)),
         Ring => ClosedForm::alike(n, 2.0 * others, work(4.0 * others, 2.0 * parts, parts, parts)),
         Doubling => {
-            let fold = if nranks.is_power_of_two() { 0.0 } else { 1.0 };
-            let rounds = floor + 2.0 * fold;
-            let path = work(2.0 * rounds, rounds * b, fold * b, (floor + fold) * b);
-            ClosedForm::alike(n, rounds, path)
+            let rounds = ceil_log2(n);
+            ClosedForm::alike(n, rounds, work(2.0 * rounds, rounds * b, rounds * b, rounds * b))
         }
         Halving => {
             let rounds = 2.0 * ceil_log2(n);
-            ClosedForm::alike(n, rounds, work(2.0 * rounds, 2.0 * parts, parts, parts))
+            let messages = 2.0 * rounds * messages_a_round(nranks);
+            ClosedForm::alike(n, rounds, work(messages, 2.0 * parts, parts, parts))
         }
         DoubleTree => {
             // A level up: two takes, a post, two operands; a level down: a take, two posts, a copy.
@@ -191,12 +208,19 @@ fn blocks(algorithm: Algorithm, collective: Collective, n: f64, c: f64) -> Optio
     let rounds = match (algorithm, collective) {
         (OneShot, _) => 1.0,
         (Ring, ReduceScatter | AllGather) | (Pairwise, _) => others,
-        (Halving, ReduceScatter) | (Doubling, AllGather) => ceil_log2(n),
+        // A block is completed somewhere, and goes to its rank from there.
+        (Halving, ReduceScatter) => ceil_log2(n) + f64::from(u8::from(n > 2.0)),
+        (Doubling, AllGather) => ceil_log2(n),
         _ => return None,
     };
-    let few = matches!(algorithm, Halving | Doubling);
-    let messages = if few { 2.0 * rounds } else { path.messages };
-    ClosedForm::alike(n, rounds, CostTerms { messages, ..path })
+    let messages = match algorithm {
+        Halving => 2.0 * rounds * messages_a_round(n as usize),
+        Doubling => 2.0 * rounds,
+        _ => path.messages,
+    };
+    let hop = if algorithm == Halving && n > 2.0 { c } else { 0.0 };
+    let path = CostTerms { messages, sent: path.sent + hop, copied: path.copied + hop, ..path };
+    ClosedForm::alike(n, rounds, path)
 }
 
 /// One vector of `b` bytes from or to a root.
@@ -268,12 +292,9 @@ fn binomial(nranks: usize, b: f64, broadcast: bool) -> (f64, CostTerms, CostTerm
         let root = work(levels, levels * b, b, 0.0).only_sent();
         return (levels, work(2.0, b, b, 0.0).times(levels), root);
     }
-    // A node reduces all its children at once, when the last has come: the root after its largest
-    // child, that after its own.
-    let depth = floor_log2(nranks);
-    let operands = depth * (depth + 1.0) / 2.0 + levels - depth;
-    let path = work(depth + operands, depth * b, 0.0, operands * b);
-    (depth, path, work(levels, 0.0, 0.0, levels * b).only_taken(levels * b))
+    // At every level a speaker takes, reduces and sends on; the root takes at all of them.
+    let root = work(levels, 0.0, 0.0, levels * b).only_taken(levels * b);
+    (levels, work(2.0, b, 0.0, b).times(levels), root)
 }
 
 /// A block of `c` bytes of every rank, from or to a root.

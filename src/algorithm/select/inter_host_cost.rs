@@ -27,6 +27,11 @@ impl Hosts {
         Hosts { count: 1, least: nranks, most: nranks, exits: 0 }
     }
 
+    /// Several hosts, and one of them has several ranks.
+    pub fn are_nested(&self, nranks: usize) -> bool {
+        self.count > 1 && self.count < nranks
+    }
+
     pub fn of(topology: &Topology) -> Hosts {
         Hosts {
             count: topology.nhosts(),
@@ -88,6 +93,10 @@ impl HostTraffic {
                 landed: kept * of_messages,
             }
         };
+        if hierarchical_cost::goes_by_hosts(algorithm, question.collective, hosts, question.nranks)
+        {
+            return hierarchical_cost::wire(algorithm, question.collective, hosts, n, bytes);
+        }
         match algorithm {
             OneShot if rooted => share(1.0, away(least), form.total.sent * away(least)),
             OneShot | TwoShot | Pairwise => {
@@ -106,10 +115,7 @@ impl HostTraffic {
                 let crossing = if apart { 1.0 } else { (hosts.count as f64).log2() / n.log2() };
                 share(crossing, crossing, sent * most * crossing)
             }
-            Hierarchical | Leaders => {
-                hierarchical_cost::wire(algorithm, question.collective, hosts, n, bytes)
-            }
-            Local => HostTraffic::default(),
+            Hierarchical | Leaders | Local => HostTraffic::default(),
         }
     }
 
@@ -142,7 +148,7 @@ impl HostTraffic {
 /// kept.
 fn kept(algorithm: Algorithm, collective: Collective, n: f64) -> f64 {
     match (algorithm, collective) {
-        (_, Reduce | ReduceScatter | Barrier) | (OneShot, AllReduce) => 0.0,
+        (_, Reduce | ReduceScatter | Barrier) | (OneShot | Doubling, AllReduce) => 0.0,
         // The first operand of the own chunk is copied as well.
         (TwoShot, AllReduce) => (n - 1.0) / n,
         (_, AllReduce | Broadcast) => 1.0,

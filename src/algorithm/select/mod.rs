@@ -8,8 +8,8 @@
 //! **Measured constants never change bits.** Where an operation is not associative on its type, the
 //! layout, the collective and the size alone decide in which order it is reduced, and the measured
 //! constants choose among the algorithms that reduce in that order, which all give the same bits:
-//! - the serial order on one host, between hosts of one rank each, and wherever it is asked for;
-//! - host order where there are several hosts and one of them has several ranks.
+//! - the serial order on one host, and wherever it is asked for;
+//! - host order where there are several hosts.
 //!
 //! A root does not matter: ranks are alike on one machine, and hosts nearly.
 
@@ -86,16 +86,15 @@ fn exists(algorithm: Algorithm, question: &Question) -> bool {
 
 /// The algorithms that give the bits which the call is to have.
 fn candidates(question: &Question) -> Vec<Algorithm> {
-    let Question { collective, deterministic, .. } = *question;
+    let Question { collective, nranks, hosts, deterministic, .. } = *question;
     let all = Algorithm::ALL.into_iter().filter(|algorithm| exists(*algorithm, question));
     if question.associative && !deterministic {
         return all.collect();
     }
-    let serial = |algorithm: &Algorithm| serial_order(*algorithm, collective);
-    let in_host_order = collective.reduces() && !deterministic && all.clone().any(host_order);
-    match in_host_order {
-        true => all.filter(|algorithm| host_order(*algorithm)).collect(),
-        false => all.filter(serial).collect(),
+    let alone = hosts.count == nranks;
+    match collective.reduces() && !deterministic && hosts.count > 1 {
+        true => all.filter(|algorithm| host_order(*algorithm, collective, alone)).collect(),
+        false => all.filter(|algorithm| serial_order(*algorithm, collective)).collect(),
     }
 }
 
@@ -131,16 +130,11 @@ pub fn predict(
     } else if algorithm == Algorithm::Local {
         (ClosedForm::of(algorithm, collective, nranks, bytes)?, 1.0)
     } else {
-        let message = match host_order(algorithm) {
-            true => hierarchical_cost::longest_message(
-                algorithm,
-                collective,
-                nranks,
-                question.hosts,
-                bytes,
-            ),
-            false => cost_model::longest_message(algorithm, collective, nranks, bytes),
-        };
+        let hosts = question.hosts;
+        let nested =
+            hierarchical_cost::longest_message(algorithm, collective, hosts, nranks, bytes);
+        let flat = || cost_model::longest_message(algorithm, collective, nranks, bytes);
+        let message = nested.unwrap_or_else(flat);
         let slices =
             match goes_whole((algorithm, collective), message as usize, question.whole_bytes) {
                 true => 1.0,
@@ -260,17 +254,22 @@ fn crowded(
 /// short as these: a message of more chunks than a slot has elements.
 fn form(algorithm: Algorithm, question: &Question, bytes: f64) -> Option<ClosedForm> {
     let (collective, nranks) = (question.collective, question.nranks);
-    let widest = cost_model::widest_message(algorithm, collective, nranks);
+    let hosts = question.hosts;
+    let nested = hierarchical_cost::widest_message(algorithm, collective, hosts, nranks);
+    let flat = || cost_model::widest_message(algorithm, collective, nranks);
+    let widest = nested.unwrap_or_else(flat);
     if question.bytes > question.slot_bytes && question.slot_bytes / widest < question.element {
         return None;
     }
-    match host_order(algorithm) {
-        true => hierarchical_cost::form(algorithm, collective, nranks, question.hosts, bytes),
+    match hierarchical_cost::goes_by_hosts(algorithm, collective, hosts, nranks) {
+        true => hierarchical_cost::form(algorithm, collective, nranks, hosts, bytes),
         false => ClosedForm::of(algorithm, collective, nranks, bytes),
     }
 }
 
 #[cfg(test)]
 mod crossing_tests;
+#[cfg(test)]
+mod host_order_tests;
 #[cfg(test)]
 mod tests;

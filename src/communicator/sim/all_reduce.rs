@@ -89,7 +89,7 @@ pub struct Operation {
 
 /// How far an operation came.
 pub enum Progress {
-    /// It needs a message of this rank.
+    /// It needs a message of this rank, or has one for it.
     Waits(usize),
     Done(Vec<u64>),
 }
@@ -125,6 +125,11 @@ impl Operation {
             }
             self.take(&step, wires)?;
             self.at += 1;
+        }
+        // A call ends when all that it sent is written, also to who has not called yet.
+        wires.iter_mut().for_each(Wire::advance);
+        if let Some(peer) = wires.iter().position(Wire::is_wanted) {
+            return Ok(Progress::Waits(peer));
         }
         Ok(Progress::Done(self.output.clone()))
     }

@@ -4,7 +4,7 @@ use super::context::PlanContext;
 use super::plan_cache::{BoundCall, DataPath, Key, Mapped};
 use super::select;
 use crate::algorithm::select::AlgorithmChoice;
-use crate::algorithm::{self, Algorithm, serial_order};
+use crate::algorithm::{self, Algorithm, host_order, serial_order};
 use crate::communicator::call::fingerprint::mix;
 use crate::communicator::call::portions::Portions;
 use crate::communicator::call::signature::CallSignature;
@@ -28,19 +28,15 @@ impl PlanContext {
             return self.bind_messages(call, key, config);
         }
         let chosen = select::choose(self, call, config)?;
-        let plan_of = |algorithm: Algorithm, of: usize| {
-            algorithm::plan_on(&self.topology, algorithm, call.collective, of, call.root)
-                .expect("only algorithms that exist are chosen")
-        };
+        let is_serial = self.is_serial(chosen.slots.algorithm, call.collective, config);
+        let plan_of = |algorithm, of| self.plan(algorithm, of, call, config);
         let layout_for = |plan: &Plan| {
             Layout::new(call.collective, rank, nranks, plan.nchunks, call.count, call.vector)
         };
         let element = call.data_type.size();
         let reduction = || Reduction::new(call.data_type, call.op, nranks);
         let reduction = call.collective.reduces().then(reduction).transpose()?;
-        let partial_sums = !serial_order(chosen.slots.algorithm, call.collective);
-        let reduction =
-            reduction.map(|one| if partial_sums { one.with_partial_sums() } else { one });
+        let reduction = reduction.map(|one| if is_serial { one } else { one.with_partial_sums() });
         let plans_of = |algorithm: Algorithm| (0..nranks).map(move |of| plan_of(algorithm, of));
         let plan = plan_of(chosen.slots.algorithm, rank).spread(self.stride());
         let layout = layout_for(&plan);
@@ -90,6 +86,42 @@ impl PlanContext {
         Ok(ready)
     }
 
+    /// Whether a call's sums are the serial loop's: each is one step over all inputs in rank order.
+    fn is_serial(&self, algorithm: Algorithm, collective: Collective, config: &Config) -> bool {
+        let alone = self.topology.nhosts() == self.nranks;
+        // Two ranks have one order, whatever the algorithm.
+        self.nranks <= 2 || serial_order(algorithm, collective) && (config.deterministic || !alone)
+    }
+
+    /// What a rank does by an algorithm that does the call.
+    fn plan(&self, algorithm: Algorithm, of: usize, call: &Call, config: &Config) -> Plan {
+        let (collective, root) = (call.collective, call.root);
+        let flat = collective.reduces() && self.is_serial(algorithm, collective, config);
+        let plan = match flat {
+            true => algorithm::plan(algorithm, collective, of, self.nranks, root),
+            false => algorithm::plan_on(&self.topology, algorithm, collective, of, root),
+        };
+        plan.expect("only algorithms that exist are chosen")
+    }
+
+    /// In which order a call's inputs are reduced by the algorithm of this name, where that shows.
+    pub fn order(&self, call: &Call, algorithm: &str, config: &Config) -> &'static str {
+        let shows = call.collective.reduces() && !call.op.is_associative(call.data_type);
+        let alone = self.topology.nhosts() == self.nranks;
+        match Algorithm::from_name(algorithm) {
+            Ok(algorithm) if shows => match () {
+                _ if self.is_serial(algorithm, call.collective, config) => "rank order",
+                _ if self.topology.nhosts() > 1
+                    && host_order(algorithm, call.collective, alone) =>
+                {
+                    "host order"
+                }
+                _ => "an order of its own",
+            },
+            _ => "",
+        }
+    }
+
     /// How a call is cut, where a rank is on a device: the same on all ranks.
     pub fn portions(
         &self,
@@ -130,7 +162,7 @@ impl PlanContext {
         let algorithm = select::choose(self, call, config)?.slots.algorithm;
         let plan =
             algorithm::plan_on(&self.topology, algorithm, call.collective, self.rank, call.root);
-        let plan = plan.filter(|_| !serial_order(algorithm, call.collective));
+        let plan = plan.filter(|_| !self.is_serial(algorithm, call.collective, config));
         Ok(plan.map_or(1, |plan| plan.nchunks))
     }
 

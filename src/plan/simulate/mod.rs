@@ -10,10 +10,10 @@
 //! Up to 100,000 ranks: where every rank's plan is rank 0's turned round the circle (ring,
 //! one-shot, two-shot), all clocks are equal and **one rank is run for all**; its own posts stand
 //! for what arrives. Where hosts are alike, one host's ranks are run for all hosts'. Above
-//! `MOST_EXACT` ranks halving and the all-gather of doubling count as turned, too: they differ
-//! where a span runs on over the last chunk, and is two messages. Other plans (trees, the doubling
-//! of vectors: about log n steps a rank) are generated one by one, packed into some twenty bytes a
-//! step and run in full. What has more than [`MAX_STEPS`] steps in all is refused
+//! `MOST_EXACT` ranks the all-gather of doubling counts as turned, too: it differs where a span
+//! runs on over the last chunk, and is two messages. Other plans (trees, halving, the doubling of
+//! vectors: some log n steps a rank) are generated one by one, packed into some twenty bytes a step
+//! and run in full. What has more than [`MAX_STEPS`] steps in all is refused
 //! ([`SimulationError::TooLarge`]). Of many slices the first few are run and the rest follow at
 //! their pace.
 
@@ -25,9 +25,9 @@ use super::{Collective, Plan};
 use packed::Packed;
 use std::fmt;
 
-/// Steps of all ranks together, or their peers, that one simulation may hold: about four seconds,
-/// as much as a row of a table may take. Doubling among 100,000 ranks has 3.4 million.
-pub const MAX_STEPS: usize = 4_000_000;
+/// Steps of all ranks together, or their peers, that one simulation may hold: about ten seconds, as
+/// much as a row of a table may take. Halving among 100,000 ranks has 7 million.
+pub const MAX_STEPS: usize = 8_000_000;
 
 /// Steps of one host's ranks that are run for all hosts': about a second, as each is run for up to
 /// 24 slices and its rank is compared with others.
@@ -40,6 +40,9 @@ const MOST_EXACT: usize = 1024;
 /// Slices that are run before the rest is extrapolated: pipelines as deep as the connections have
 /// filled, and the last half of them gives the pace.
 const RUN_SLICES: usize = 16;
+
+/// The same of plans with more than a million steps, which are no pipelines.
+const FEW_SLICES: usize = 4;
 
 /// What things cost on the machine or network that is simulated.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -163,12 +166,13 @@ fn run(
     let slices = (chunk_bytes * packed.longest_span()).div_ceil(machine.slot_bytes).max(1);
     let slice_bytes = chunk_bytes as f64 / slices as f64;
     let run = |slices| run::run(&packed, nranks, slice_bytes, slices, machine, hosts);
-    let time_us = if slices <= RUN_SLICES {
+    let some = if packed.len() > 1_000_000 { FEW_SLICES } else { RUN_SLICES };
+    let time_us = if slices <= some {
         run(slices)?
     } else {
-        let (half, full) = (run(RUN_SLICES / 2)?, run(RUN_SLICES)?);
-        let pace = (full - half) / (RUN_SLICES - RUN_SLICES / 2) as f64;
-        full + pace * (slices - RUN_SLICES) as f64
+        let (half, full) = (run(some / 2)?, run(some)?);
+        let pace = (full - half) / (some - some / 2) as f64;
+        full + pace * (slices - some) as f64
     };
     let (messages, chunks) = packed.messages();
     let ranks = (nranks / runs) as u64;

@@ -69,6 +69,11 @@ impl Packed {
         });
     }
 
+    /// How many steps all ranks have.
+    pub fn len(&self) -> usize {
+        self.steps.len()
+    }
+
     /// How many ranks there are.
     pub fn nranks(&self) -> usize {
         self.ends.len()

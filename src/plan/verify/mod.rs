@@ -23,7 +23,7 @@ use super::topology::Topology;
 use super::{Collective, End, Plan, Span};
 pub use pipeline::verify_pipelined;
 use std::fmt;
-use symbolic_memory::Value;
+use symbolic_memory::{Value, balanced, in_order};
 
 /// Where the output lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -167,14 +167,15 @@ pub fn verify(
     run::Verification::new(collective, plans, root, depth, placement).prove()
 }
 
-/// The hash that [`Report::formed`] has for a chunk whose result is the sum of the hosts' sums, in
-/// host order, of their ranks' inputs in rank order.
+/// The hash that [`Report::formed`] has for a chunk whose result is the sum of the hosts' sums, as
+/// a balanced tree, of their ranks' inputs in rank order.
 pub fn formed_by_hosts(topology: &Topology, chunk: usize) -> u64 {
     let part = |host: usize| {
         let inputs = topology.ranks(host).iter().map(|&rank| Value::input(rank, chunk));
-        symbolic_memory::reduced(inputs, chunk)
+        in_order(&inputs.collect::<Vec<_>>(), chunk).expect("every input once")
     };
-    symbolic_memory::reduced((0..topology.nhosts()).map(part), chunk).expression
+    let parts: Vec<Value> = (0..topology.nhosts()).map(part).collect();
+    balanced(&parts, chunk).expect("every input once").expression
 }
 
 fn malformed(rank: usize, step: Option<usize>, what: impl Into<String>) -> Violation {

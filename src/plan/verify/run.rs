@@ -1,7 +1,7 @@
 //! The symbolic run: every rank goes on until it must wait; whoever it wakes goes on next.
 
 use super::message_queues::{MessageQueues, PlanMessage};
-use super::symbolic_memory::{RankMemory, Value, reduced};
+use super::symbolic_memory::{RankMemory, Value, balanced, in_order};
 use super::{Fault, Placement, Report, Violation, Wait};
 use crate::plan::{Collective, End, Plan, Step};
 use std::rc::Rc;
@@ -135,6 +135,8 @@ impl<'a> Verification<'a> {
 
     fn execute(&mut self, rank: usize, slice: usize, step: &Step) -> Result<(), Fault> {
         self.values.clear();
+        // By source, where their order is not that of the accumulator.
+        let mut columns = Vec::new();
         for (index, &source) in step.sources.iter().enumerate() {
             let message = match source {
                 End::Peer(peer) => Some(self.receive(peer, rank, slice, step)?),
@@ -146,11 +148,16 @@ impl<'a> Verification<'a> {
                     None => self.memories[rank].read(source, chunk)?,
                 };
                 match index {
+                    _ if step.balanced => columns.push(value),
                     0 if step.sources.len() == 1 => self.values.push(value),
                     0 => self.values.push(value.opened()),
                     _ => self.values[at].reduce(value, chunk)?,
                 }
             }
+        }
+        for (at, chunk) in step.span.chunks().enumerate().filter(|_| step.balanced) {
+            let row: Vec<Value> = columns.iter().skip(at).step_by(step.span.len).copied().collect();
+            self.values.push(balanced(&row, chunk)?);
         }
         if step.finish {
             for (at, chunk) in step.span.chunks().enumerate() {
@@ -250,5 +257,6 @@ impl<'a> Verification<'a> {
 
 /// The expression of one reduction over all inputs in rank order.
 fn serial(nranks: usize, chunk: usize) -> u64 {
-    reduced((0..nranks).map(|rank| Value::input(rank, chunk)), chunk).expression
+    let inputs: Vec<Value> = (0..nranks).map(|rank| Value::input(rank, chunk)).collect();
+    in_order(&inputs, chunk).expect("every input once").expression
 }

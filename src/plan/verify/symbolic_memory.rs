@@ -45,15 +45,26 @@ impl Value {
     }
 }
 
-/// One step over all `values`, of which there is at least one.
-pub(super) fn reduced(mut values: impl Iterator<Item = Value>, chunk: usize) -> Value {
-    let first = values.next().expect("there is a value");
-    let Some(second) = values.next() else { return first };
-    let mut total = first.opened();
-    for value in [second].into_iter().chain(values) {
-        total.reduce(value, chunk).expect("every input once");
+/// One step over all `values` from left to right.
+pub(super) fn in_order(values: &[Value], chunk: usize) -> Result<Value, Fault> {
+    let (first, others) = values.split_first().expect("there is a value");
+    if others.is_empty() {
+        return Ok(*first);
     }
-    total
+    let mut total = first.opened();
+    others.iter().try_for_each(|value| total.reduce(*value, chunk))?;
+    Ok(total)
+}
+
+/// One step over all `values` as a balanced tree.
+pub(super) fn balanced(values: &[Value], chunk: usize) -> Result<Value, Fault> {
+    if let [only] = values {
+        return Ok(*only);
+    }
+    let (left, right) = values.split_at(values.len().div_ceil(2));
+    let mut total = balanced(left, chunk)?.opened();
+    total.reduce(balanced(right, chunk)?, chunk)?;
+    Ok(total)
 }
 
 /// Tells the opening of a reduction from its operands: ((a b) c) differs from (a b c). Any odd word

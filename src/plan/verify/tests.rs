@@ -74,6 +74,7 @@ fn a_full_connection_in_a_circle_is_a_deadlock() {
             targets: vec![End::Scratch],
             sources: vec![End::Peer(1 - rank)],
             finish: false,
+            balanced: false,
             stage: 0,
         });
     }

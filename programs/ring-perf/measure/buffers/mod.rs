@@ -63,14 +63,14 @@ fn buffer_sizes(
 }
 
 /// Whether the library promises the serial order of every reduction: where it was asked for, and,
-/// unless an algorithm of another order was, on one host and on hosts of one rank each.
+/// unless an algorithm of another order was, on one host.
 fn is_serial(options: &Options, endpoint: &dyn Endpoint) -> bool {
     let Ok(config) = mode::config(options) else { return false };
     let free = |name: &String| {
         let forced = Algorithm::from_name(name).ok();
         forced.is_none_or(|forced| serial_order(forced, Collective::AllReduce))
     };
-    config.deterministic || !endpoint.is_nested() && config.algorithm.as_ref().is_none_or(free)
+    config.deterministic || !endpoint.has_host_order() && config.algorithm.as_ref().is_none_or(free)
 }
 
 /// Bytes of arena for it.

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 #[derive(Default)]
 struct Notebook {
     asked: RefCell<Vec<String>>,
-    is_nested: bool,
+    has_host_order: bool,
 }
 
 impl Notebook {
@@ -48,8 +48,8 @@ impl Endpoint for Notebook {
         unreachable!()
     }
 
-    fn is_nested(&self) -> bool {
-        self.is_nested
+    fn has_host_order(&self) -> bool {
+        self.has_host_order
     }
 
     fn register(&self, _address: *mut u8, _bytes: usize) -> Result<()> {
@@ -170,7 +170,7 @@ fn sums_show_their_order_but_where_hosts_have_parts_of_their_own() {
         (&twoshot, false, true),
         (&asked, true, true),
     ] {
-        let notebook = Notebook { is_nested: nested, ..Notebook::default() };
+        let notebook = Notebook { has_host_order: nested, ..Notebook::default() };
         let placement = Placement::OutOfPlace;
         let arena = Arena::new(arena_bytes(&cell, placement, 0, 3, options)).unwrap();
         let what = (&cell, &layout, placement);
