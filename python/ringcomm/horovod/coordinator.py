@@ -23,7 +23,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from ..communicator import Communicator
 from ..errors import RingError
 from .exceptions import HorovodInternalError
-from .fusion import Zeros, reduce_together
+from .fusion import Fusion, Zeros
 from .negotiation import Negotiation, Ready
 from .requests import Request, Signature, failed, internal, number_of
 from .settings import Settings
@@ -61,6 +61,7 @@ class Coordinator:
         # Ranks must pack the same tensors together.
         self._settings: Settings = comm.broadcast_object(settings)
         self._negotiation = Negotiation(comm.nranks)
+        self._fusion = Fusion(comm, self._settings.fusion_bytes, self._settings.packed_bytes)
         #: Guards what follows; the two wake those who wait for a result, and the own thread.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -408,8 +409,7 @@ class Coordinator:
                 together.setdefault(one.signature.reduction, []).append(one)
         for reduction, members in together.items():
             wanted = [(one.signature, found[one.name]) for one in members]
-            most = self._settings.fusion_bytes, self._settings.packed_bytes
-            self._timed(members, lambda: reduce_together(self.comm, reduction, *most, wanted))
+            self._timed(members, lambda: self._fusion.reduce(reduction, wanted))
         for one in ready:
             if not one.signature.pieces:
                 request = found[one.name]

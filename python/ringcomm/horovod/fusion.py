@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from collections import deque
+from itertools import accumulate
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .._native import failure, last_error, lib
 from ..communicator import Communicator
@@ -12,59 +14,123 @@ from .requests import Request, Signature
 #: What a rank that has joined does for the others, in place of an operation of its own.
 Zeros = Optional[Callable[[Signature], Any]]
 
-#: A piece of a request: where it lies (None: zeros, of a rank that has joined), count, and bytes.
-Part = Tuple[Optional[int], int, int]
+
+class Run(NamedTuple):
+    """Pieces of one request that are packed beside each other, or one that is reduced alone."""
+
+    kind: int
+    alone: bool
+    #: Which pieces; where each lies from the first one's place on, and its bytes.
+    indexes: Tuple[int, ...]
+    offsets: Tuple[int, ...]
+    sizes: Tuple[int, ...]
+    count: int
+    nbytes: int
 
 
-def reduce_together(
-    comm: Communicator,
-    reduction: int,
-    most_bytes: int,
-    packed_bytes: int,
-    wanted: Sequence[Tuple[Signature, Optional[Request]]],
-) -> None:
-    """Reduce the pieces of all of these; every rank has the same signatures, in the same order.
+#: Runs, and where each piece of its request lies; None: zeros, of a rank that has joined.
+Parts = List[Tuple[Run, Optional[Tuple[int, ...]]]]
 
-    Pieces of up to `packed_bytes` are reduced together, so that `most_bytes` are at most.
-    """
-    small: Dict[int, List[Part]] = {}
-    sizes: Dict[int, int] = {}
-    for signature, request in wanted:
-        for index, (kind, count, nbytes) in enumerate(signature.pieces):
+
+class Fusion:
+    """How the ranks of a communicator pack. Pieces of up to `packed_bytes` are reduced together,
+    so that `most_bytes` are at most."""
+
+    def __init__(self, comm: Communicator, most_bytes: int, packed_bytes: int) -> None:
+        self._comm, self._most_bytes = comm, most_bytes
+        self._packed_bytes = min(most_bytes, packed_bytes)
+        self._runs: Dict[Signature, List[Run]] = {}
+        self._buffer: Any = (ctypes.c_uint8 * 0)()
+
+    def reduce(
+        self, reduction: int, wanted: Sequence[Tuple[Signature, Optional[Request]]]
+    ) -> None:
+        """Reduce the pieces of all of these; every rank has the same signatures, in the same
+        order."""
+        small: Dict[int, Parts] = {}
+        sizes: Dict[int, int] = {}
+        for signature, request in wanted:
+            places = None if request is None else request.places
+            for run in self._runs_of(signature):
+                kind = run.kind
+                if run.alone:
+                    self._reduce(reduction, [(run, places)])
+                    continue
+                if sizes.get(kind, 0) + run.nbytes > self._most_bytes:
+                    self._reduce(reduction, small.pop(kind))
+                    sizes[kind] = 0
+                small.setdefault(kind, []).append((run, places))
+                sizes[kind] = sizes.get(kind, 0) + run.nbytes
+        for parts in small.values():
+            self._reduce(reduction, parts)
+
+    def _runs_of(self, signature: Signature) -> List[Run]:
+        found = self._runs.get(signature)
+        if found is None:
+            if len(self._runs) > 1 << 14:
+                self._runs.clear()
+            found = self._runs[signature] = self._cut(signature)
+        return found
+
+    def _cut(self, signature: Signature) -> List[Run]:
+        runs: List[Run] = []
+        open_: Dict[int, List[int]] = {}
+        pieces = signature.pieces
+
+        def close(kind: int, alone: bool, indexes: List[int]) -> None:
+            sizes = tuple(pieces[index][2] for index in indexes)
+            ends = tuple(accumulate(sizes))
+            count = sum(pieces[index][1] for index in indexes)
+            runs.append(Run(kind, alone, tuple(indexes), (0, *ends[:-1]), sizes, count, ends[-1]))
+
+        for index, (kind, count, nbytes) in enumerate(pieces):
             if not count:
                 continue
-            part = (None if request is None else request.places[index], count, nbytes)
-            if nbytes > min(most_bytes, packed_bytes):
-                _reduce(comm, reduction, kind, [part])
+            if nbytes > self._packed_bytes:
+                close(kind, True, [index])
                 continue
-            if sizes.get(kind, 0) + nbytes > most_bytes:
-                _reduce(comm, reduction, kind, small.pop(kind))
-                sizes[kind] = 0
-            small.setdefault(kind, []).append(part)
-            sizes[kind] = sizes.get(kind, 0) + nbytes
-    for kind, parts in small.items():
-        _reduce(comm, reduction, kind, parts)
+            together = open_.setdefault(kind, [])
+            if together and sum(pieces[one][2] for one in together) + nbytes > self._most_bytes:
+                close(kind, False, open_.pop(kind))
+                together = open_.setdefault(kind, [])
+            together.append(index)
+        for kind, together in open_.items():
+            close(kind, False, together)
+        return runs
+
+    def _reduce(self, reduction: int, parts: Parts) -> None:
+        run, places = parts[0]
+        if len(parts) == 1 and len(run.indexes) == 1 and places is not None:
+            self._all_reduce(places[run.indexes[0]], run.count, run.kind, reduction)
+            return
+        at = start = self._room(sum(run.nbytes for run, _ in parts))
+        into: List[int] = []
+        out: List[int] = []
+        sizes: List[int] = []
+        for run, places in parts:
+            if places is None:
+                ctypes.memset(at, 0, run.nbytes)
+            else:
+                into += [at + offset for offset in run.offsets]
+                out += [places[index] for index in run.indexes]
+                sizes += run.sizes
+            at += run.nbytes
+        _each(ctypes.memmove, into, out, sizes)
+        self._all_reduce(start, sum(run.count for run, _ in parts), run.kind, reduction)
+        _each(ctypes.memmove, out, into, sizes)
+
+    def _room(self, nbytes: int) -> int:
+        """The address of so many bytes; they stay for the next time, as Horovod's buffer does."""
+        if len(self._buffer) < nbytes:
+            self._buffer = (ctypes.c_uint8 * nbytes)()
+        return ctypes.addressof(self._buffer)
+
+    def _all_reduce(self, place: int, count: int, kind: int, reduction: int) -> None:
+        comm = self._comm
+        result = lib.ringAllReduce(place, place, count, kind, reduction, comm.handle, None)
+        if result:
+            raise failure(result, last_error(), comm.rank)
 
 
-def _reduce(comm: Communicator, reduction: int, kind: int, parts: List[Part]) -> None:
-    if len(parts) == 1 and parts[0][0] is not None:
-        _all_reduce(comm, parts[0][0], parts[0][1], kind, reduction)
-        return
-    packed = (ctypes.c_uint8 * sum(nbytes for _, _, nbytes in parts))()
-    start = at = ctypes.addressof(packed)
-    for place, _, nbytes in parts:
-        if place is not None:
-            ctypes.memmove(at, place, nbytes)
-        at += nbytes
-    _all_reduce(comm, start, sum(count for _, count, _ in parts), kind, reduction)
-    at = start
-    for place, _, nbytes in parts:
-        if place is not None:
-            ctypes.memmove(place, at, nbytes)
-        at += nbytes
-
-
-def _all_reduce(comm: Communicator, place: int, count: int, kind: int, reduction: int) -> None:
-    result = lib.ringAllReduce(place, place, count, kind, reduction, comm.handle, None)
-    if result:
-        raise failure(result, last_error(), comm.rank)
+def _each(call: Callable[..., Any], *arguments: Sequence[int]) -> None:
+    deque(map(call, *arguments), maxlen=0)

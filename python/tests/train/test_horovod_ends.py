@@ -200,8 +200,8 @@ def tuned():
     os.environ.update(
         HOROVOD_FUSION_THRESHOLD="0", HOROVOD_CYCLE_TIME="5", HOROVOD_CACHE_CAPACITY="4"
     )
-    calls, reduce = [], fusion._all_reduce
-    fusion._all_reduce = lambda *said: (calls.append(said), reduce(*said))
+    calls, reduce = [], fusion.Fusion._all_reduce
+    fusion.Fusion._all_reduce = lambda *said: (calls.append(said), reduce(*said))
     hvd.init()
     coordinator = hvd.global_process_set.coordinator
     assert coordinator._settings.cycle_s == 0.005
@@ -224,8 +224,8 @@ def packed(hosts):
 
     if hosts > 1:
         os.environ["RINGCOMM_HOSTID"] = f"{int(os.environ['RINGCOMM_RANK']) % hosts}"
-    calls, reduce = [], fusion._all_reduce
-    fusion._all_reduce = lambda *said: (calls.append(said), reduce(*said))
+    calls, reduce = [], fusion.Fusion._all_reduce
+    fusion.Fusion._all_reduce = lambda *said: (calls.append(said), reduce(*said))
     hvd.init()
     tensors = [torch.full((25_000,), float(size)) for size in range(5)]
     summed = hvd.grouped_allreduce(tensors, op=hvd.Sum)

@@ -193,9 +193,9 @@ def steady():
 
     coordinator = hvd.global_process_set.coordinator
     differed, reduced = [], []
-    slow, reduce = coordinator._differ, fusion._all_reduce
+    slow, reduce = coordinator._differ, fusion.Fusion._all_reduce
     coordinator._differ = lambda *said: (differed.append(said), slow(*said))
-    fusion._all_reduce = lambda *said: (reduced.append(said), reduce(*said))
+    fusion.Fusion._all_reduce = lambda *said: (reduced.append(said), reduce(*said))
     try:
         in_other_orders()
         assert differed
@@ -214,7 +214,7 @@ def steady():
         assert len(reduced) < 40
         assert "allreduce.turn 1" in [name for name, _ in coordinator._negotiation.known.values()]
     finally:
-        fusion._all_reduce = reduce
+        fusion.Fusion._all_reduce = reduce
         del coordinator._differ
 
 

@@ -31,7 +31,11 @@ class _Reduction(NamedTuple):
     def start(self, tensors: Sequence[Tensor], in_place: bool, soon: bool = False) -> Request:
         """Reduce them together; the result is a list of them, or of new tensors."""
         self._refuse_twice()
-        outputs = [self._sent(tensor, in_place) for tensor in tensors]
+        outputs = list(tensors)
+        # A caller who waits changes no tensor's memory meanwhile; others might.
+        waits = in_place and soon and self.factors == (1.0, 1.0)
+        if not waits or any(tensor.requires_grad for tensor in outputs):
+            outputs = [self._sent(tensor, in_place) for tensor in outputs]
         answer = list(tensors) if in_place else outputs
         return self._started(outputs, lambda: self._scaled(outputs, answer), soon)
 

@@ -68,16 +68,10 @@ def reduction(
 ) -> Request:
     """Reduce tensors where they lie, as one operation."""
     coordinator = process_set.coordinator
-    places, keep = [], []
-    for tensor in tensors:
-        if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
-            place = as_seen(tensor).contiguous()
-            keep.append((tensor, place))
-        else:
-            place = tensor
-        places.append(place)
-    if keep:
-        result = _brought_back(keep, result)
+    places = tensors
+    if not _plain(tensors):
+        places = [one if _plain([one]) else as_seen(one).contiguous() for one in tensors]
+        result = _brought_back([*zip(tensors, places)], result)
     named = coordinator.name("allreduce", name)
     signature = _signature(places, op, factors)
     if signature.device != "cpu":
@@ -87,6 +81,18 @@ def reduction(
         )
     where = tuple(place.data_ptr() for place in places)
     return coordinator.submit(Request(named, signature, result, None, where, places), soon)
+
+
+def _plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether the memory of each is what it shows."""
+    if len(tensors) == 1:
+        (one,) = tensors
+        return one.is_contiguous() and not one.is_neg() and not one.is_conj()
+    return (
+        all(map(Tensor.is_contiguous, tensors))
+        and not any(map(Tensor.is_neg, tensors))
+        and not any(map(Tensor.is_conj, tensors))
+    )
 
 
 def _signature(places: List[Tensor], op: ReduceOp, factors: Tuple[float, float]) -> Signature:
@@ -127,7 +133,8 @@ def _brought_back(
 ) -> Callable[[], Any]:
     def finished() -> Any:
         for tensor, place in pairs:
-            tensor.copy_(place)
+            if place is not tensor:
+                tensor.copy_(place)
         return result()
 
     return finished
