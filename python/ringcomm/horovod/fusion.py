@@ -24,7 +24,7 @@ class Run(NamedTuple):
     indexes: Tuple[int, ...]
     offsets: Tuple[int, ...]
     sizes: Tuple[int, ...]
-    count: int
+    elements: int
     nbytes: int
 
 
@@ -101,7 +101,7 @@ class Fusion:
     def _reduce(self, reduction: int, parts: Parts) -> None:
         run, places = parts[0]
         if len(parts) == 1 and len(run.indexes) == 1 and places is not None:
-            self._all_reduce(places[run.indexes[0]], run.count, run.kind, reduction)
+            self._all_reduce(places[run.indexes[0]], run.elements, run.kind, reduction)
             return
         at = start = self._room(sum(run.nbytes for run, _ in parts))
         into: List[int] = []
@@ -116,7 +116,7 @@ class Fusion:
                 sizes += run.sizes
             at += run.nbytes
         _each(ctypes.memmove, into, out, sizes)
-        self._all_reduce(start, sum(run.count for run, _ in parts), run.kind, reduction)
+        self._all_reduce(start, sum(run.elements for run, _ in parts), run.kind, reduction)
         _each(ctypes.memmove, out, into, sizes)
 
     def _room(self, nbytes: int) -> int:
