@@ -95,9 +95,9 @@ fn message(comm: &Communicator, scratch: &mut Scratch, sends: bool, peer: usize)
     unsafe { comm.exchange(&[message]) }
 }
 
-/// Ranks 1 and 2 of four have no connection when they have met. The rank that the argument names has no
-/// memory for one; rank 1 sends to rank 2, which only looks for that once rank 0 has sent to it,
-/// and all wait for what never comes. The error of a rank.
+/// Ranks 1 and 2 of four have no connection when they have met. The rank that the argument names
+/// has no memory for one; rank 1 sends to rank 2, which only looks for that once rank 0 has sent to
+/// it, and all wait for what never comes. The error of a rank.
 fn pass_on_with_little_memory(seat: &Seat, poor: &str) -> String {
     let comm = &seat.join();
     let mut scratch = Scratch::new(seat.nranks);

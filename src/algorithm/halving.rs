@@ -12,8 +12,9 @@
 //! ceil(log2 n) rounds for ReduceScatter and a hop, twice that for AllReduce, for any n; a message
 //! in a round, or two where halves differ. Bytes sent by a rank for a vector of S: about (n-1)/n S
 //! and 2 (n-1)/n S, the least possible. Between hosts the members are hosts, in as many lanes as
-//! they have ranks. A vector has at most [`MOST_SHARES`] chunks a lane: of more members, most hold
-//! nothing in the last rounds.
+//! they have ranks. A vector has [`chunks`] in a lane: some more than members where these are few,
+//! so that shares of uneven halves are alike, and at most [`MOST_SHARES`]: of more members, most
+//! hold nothing in the last rounds.
 //!
 //! Invariant: at every node the shares of its two halves each cover the vector, and a member's
 //! share lies within the one that it had; so each chunk is formed (left, right) at every node, on
@@ -29,11 +30,27 @@ use crate::plan::{End, Plan, Span};
 
 /// Chunks of a lane at most: more would be parts of a slot too short to be worth it, and the last
 /// rounds move a thousandth of the vector each.
-pub const MOST_SHARES: usize = 1024;
+const MOST_SHARES: usize = 1024;
+
+/// Chunks of a lane at least, or nearly: shares are rounded to them.
+const LEAST_SHARES: usize = 16;
+
+/// Chunks of a vector that so many members reduce, in a lane.
+pub fn chunks(members: usize) -> usize {
+    chunks_within(members, MOST_SHARES)
+}
+
+fn chunks_within(members: usize, most: usize) -> usize {
+    let shares = members.min(most);
+    match members.is_power_of_two() {
+        true => shares,
+        false => shares * LEAST_SHARES.div_ceil(shares),
+    }
+}
 
 pub(super) fn plan(collective: Collective, members: &Members, nranks: usize) -> Option<Plan> {
     match collective {
-        AllReduce => Some(all_reduce(members, nranks)),
+        AllReduce => Some(all_reduce(members, nranks, chunks(members.count()))),
         ReduceScatter => Some(reduce_scatter(members, nranks)),
         _ => None,
     }
@@ -90,9 +107,8 @@ fn scatter_reduce(
     }
 }
 
-fn all_reduce(members: &Members, nranks: usize) -> Plan {
+fn all_reduce(members: &Members, nranks: usize, chunks: usize) -> Plan {
     let lanes = members.lanes();
-    let chunks = members.count().min(MOST_SHARES);
     let mut plan = Plan::new(members.rank, nranks, lanes * chunks);
     let spans: Vec<Span> = (0..lanes).map(|lane| Span::new(lane * chunks, chunks)).collect();
     members.make_part(&mut plan, &spans, || vec![members.part()]);
@@ -182,6 +198,33 @@ pub(super) fn all_gather(plan: &mut Plan) {
         }
         for span in arc(rank + kept, given, nranks) {
             plan.recv(span, End::Output, from);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::topology::Topology;
+    use crate::plan::verify::{Placement, formed_by_hosts, verify};
+
+    /// As of more members than a vector has chunks for.
+    #[test]
+    fn members_without_a_share_take_part_all_the_same() {
+        for (nranks, most) in (2..=40).flat_map(|nranks| [(nranks, 1), (nranks, 3), (nranks, 8)]) {
+            let plan = |rank| {
+                let members = Members::ranks(rank, nranks);
+                all_reduce(&members, nranks, chunks_within(nranks, most).min(most))
+            };
+            let plans: Vec<Plan> = (0..nranks).map(plan).collect();
+            let alone = Topology::new(&(0..nranks).collect::<Vec<_>>());
+            for placement in Placement::ALL {
+                let report = verify(AllReduce, &plans, 0, 2, placement)
+                    .unwrap_or_else(|why| panic!("{nranks} ranks, {most} chunks: {why}"));
+                for (chunk, formed) in report.formed.iter().enumerate() {
+                    assert_eq!(*formed, formed_by_hosts(&alone, chunk), "{nranks}, {most}");
+                }
+            }
         }
     }
 }

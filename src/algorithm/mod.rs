@@ -23,7 +23,7 @@ use crate::plan::{Collective, End, Plan, Span};
 use crate::suggest::nearest;
 use balanced::Members;
 pub use balanced::left_half;
-pub use halving::MOST_SHARES;
+pub use halving::chunks as halving_chunks;
 use std::fmt;
 
 /// How a collective is done.

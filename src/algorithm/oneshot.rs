@@ -10,7 +10,8 @@
 //! for large vectors.
 //!
 //! Invariant: a reduction is one step whose sources are all ranks in order, so the result equals
-//! the serial loop over ranks, and all ranks compute the same bits.
+//! the serial loop over ranks, or between hosts the balanced tree over them, and all ranks compute
+//! the same bits.
 //!
 //! Reference: the flat (linear) algorithms in R. Thakur, R. Rabenseifner, W. Gropp, "Optimization
 //! of Collective Communication Operations in MPICH", 2005.

@@ -11,7 +11,8 @@
 //! choice for large vectors where all ranks reach each other equally well, as on one machine.
 //!
 //! Invariant: chunk p is completed on rank p alone, in one step whose sources are all ranks in
-//! order, and copied from there: equal to the serial loop, the same bits everywhere.
+//! order, and copied from there: equal to the serial loop, or between hosts to the balanced tree,
+//! the same bits everywhere.
 //!
 //! Reference: the scatter-reduce and all-gather decomposition of R. Rabenseifner, "Optimization of
 //! Collective Reduction Operations", 2004, with direct exchanges in both halves.

@@ -1,7 +1,8 @@
 //! A reduction of several sources as a balanced tree, which a plan between hosts asks for: each sum
 //! of two is rounded to the type, as if another rank had sent it.
 //!
-//! Tile by tile, so that the sums of some stay in the nearest cache.
+//! Tile by tile, so that the sums of some stay in the nearest cache, and through the cache: a tile
+//! is shorter than what is written past it.
 #![allow(unsafe_code)]
 
 use crate::algorithm::left_half;
@@ -54,17 +55,16 @@ impl Tree<'_> {
         // A target may be a source: of several each is written when all are read.
         let several = job.targets.len() > 1;
         let place = if several { sums } else { job.targets[0].wrapping_add(self.offset) };
-        let (targets, streaming) = ([place], if several { 0 } else { job.streaming });
+        let targets = [place];
         let (finish, scalar) = (job.finish, job.scalar);
-        let top =
-            Job { finish, scaled, scalar, streaming, ..Job::new(&targets, &halves, self.count) };
+        let top = Job { finish, scaled, scalar, ..Job::new(&targets, &halves, self.count) };
         // SAFETY: the caller's promise; the halves are sources or sums that were just made, and one
         // of them may be the place itself.
         unsafe { self.reduction.run(&top) };
-        for (index, target) in job.targets.iter().enumerate().filter(|_| several) {
+        for target in job.targets.iter().filter(|_| several) {
             let (target, bytes) = (target.wrapping_add(self.offset), self.count * self.element);
             // SAFETY: the sum was just made, and nobody else writes it.
-            unsafe { copy(target, place, bytes, index < job.streaming) };
+            unsafe { copy(target, place, bytes, false) };
         }
     }
 

@@ -31,7 +31,7 @@ pub fn mutants(plans: &[Plan], ordered: bool) -> Vec<Mutant> {
                 change("longer span", &|plan| plan.steps[at].span.len += 1);
             }
             change("flip finish", &|plan| plan.steps[at].finish ^= true);
-            if ordered && plan.steps[at].sources.len() > 3 {
+            if ordered && plan.steps[at].sources.len() > 2 {
                 change("flip the tree", &|plan| plan.steps[at].balanced ^= true);
             }
             change("next chunk", &|plan| {

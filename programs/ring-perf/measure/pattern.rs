@@ -6,11 +6,10 @@
 //! call left behind is never right.
 //!
 //! Where any order of reduction gives the same bits, or only one order is possible (two ranks) or
-//! promised (the serial one, on one host, on hosts of one rank each and by a deterministic
-//! communicator), floats are drawn from all magnitudes and rounding shows who was added to whom.
-//! Elsewhere an algorithm may choose its order, and the inputs are small multiples of a power of
-//! two whose sums are exact in every order. Both are strewn with NaNs, with infinities in types
-//! wider than 8 bits, and with denormals, of which exact products have none.
+//! promised (the serial one, on one host and by a deterministic communicator), floats are drawn
+//! from all magnitudes and rounding shows who was added to whom. Elsewhere the inputs are small
+//! multiples of a power of two whose sums are exact in every order. Both are strewn with NaNs, with
+//! infinities in types wider than 8 bits, and with denormals, of which exact products have none.
 
 use super::oracle;
 use ringcomm::device::host::prescale_factor;

@@ -101,6 +101,7 @@ fn order(question: &Question, algorithm: Algorithm) -> &'static str {
     let by_hosts = hosts.count > 1 && nranks > 2 && !question.deterministic;
     match () {
         _ if question.associative => "",
+        _ if nranks <= 2 => "rank order",
         _ if by_hosts && host_order(algorithm, collective, hosts.count == nranks) => "host order",
         _ if serial_order(algorithm, collective) => "rank order",
         _ => "an order of its own",

@@ -5,7 +5,7 @@
 
 use super::Costs;
 use crate::algorithm::Algorithm::{self, *};
-use crate::algorithm::MOST_SHARES;
+use crate::algorithm::halving_chunks;
 use crate::plan::Collective::{self, *};
 
 /// Things done by one rank after the other, or by all: they add up.
@@ -85,7 +85,7 @@ pub(super) struct ClosedForm {
 /// Chunks of the widest message, of which each has its share of a slot.
 pub(super) fn widest_message(algorithm: Algorithm, collective: Collective, nranks: usize) -> usize {
     let widest = match (algorithm, collective) {
-        (Halving, AllReduce) => nranks.min(MOST_SHARES).div_ceil(2),
+        (Halving, AllReduce) => halving_chunks(nranks).div_ceil(2),
         (Halving, _) => nranks.div_ceil(2),
         (Doubling, AllGather) => nranks / 2,
         (Binomial, Gather | Scatter) => (nranks.next_power_of_two() / 2).min(nranks - 1),
@@ -159,9 +159,10 @@ fn ceil_log2(n: f64) -> f64 {
     n.log2().ceil()
 }
 
-/// Messages that a member sends in a round of halving: where halves differ, their shares overlap.
-pub(super) fn messages_a_round(members: usize) -> f64 {
-    if members.is_power_of_two() { 1.0 } else { 1.5 }
+/// Messages that a member sends in a round of halving, and its bytes beside those of the least:
+/// where halves differ, their shares overlap, and who has less to do waits for the others.
+pub(super) fn halving_shares(members: usize) -> (f64, f64) {
+    if members.is_power_of_two() { (1.0, 1.0) } else { (1.5, 1.2) }
 }
 
 /// `b` bytes of vector; `c` is one of n chunks.
@@ -176,11 +177,12 @@ fn all_reduce(algorithm: Algorithm, nranks: usize, b: f64) -> Option<ClosedForm>
         Ring => ClosedForm::alike(n, 2.0 * others, work(4.0 * others, 2.0 * parts, parts, parts)),
         Doubling => {
             let rounds = ceil_log2(n);
-            ClosedForm::alike(n, rounds, work(2.0 * rounds, rounds * b, rounds * b, rounds * b))
+            ClosedForm::alike(n, rounds, work(2.0 * rounds, rounds * b, 0.0, rounds * b))
         }
         Halving => {
             let rounds = 2.0 * ceil_log2(n);
-            let messages = 2.0 * rounds * messages_a_round(nranks);
+            let (messages, share) = halving_shares(nranks);
+            let (messages, parts) = (2.0 * rounds * messages, parts * share);
             ClosedForm::alike(n, rounds, work(messages, 2.0 * parts, parts, parts))
         }
         DoubleTree => {
@@ -213,13 +215,16 @@ fn blocks(algorithm: Algorithm, collective: Collective, n: f64, c: f64) -> Optio
         (Doubling, AllGather) => ceil_log2(n),
         _ => return None,
     };
-    let messages = match algorithm {
-        Halving => 2.0 * rounds * messages_a_round(n as usize),
-        Doubling => 2.0 * rounds,
-        _ => path.messages,
+    let path = match algorithm {
+        Halving => {
+            let (messages, share) = halving_shares(n as usize);
+            let hop = if n > 2.0 { c } else { 0.0 };
+            let parts = others * c * share;
+            work(2.0 * rounds * messages, parts + hop, hop, parts)
+        }
+        Doubling => CostTerms { messages: 2.0 * rounds, ..path },
+        _ => path,
     };
-    let hop = if algorithm == Halving && n > 2.0 { c } else { 0.0 };
-    let path = CostTerms { messages, sent: path.sent + hop, copied: path.copied + hop, ..path };
     ClosedForm::alike(n, rounds, path)
 }
 

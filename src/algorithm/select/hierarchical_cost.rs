@@ -1,9 +1,9 @@
 //! Closed forms of plans that are made of hosts, for a channel's rank on the largest host.
 
-use super::cost_model::{ClosedForm, CostTerms, messages_a_round, work};
+use super::cost_model::{ClosedForm, CostTerms, halving_shares, work};
 use super::inter_host_cost::{HostTraffic, Hosts};
 use crate::algorithm::Algorithm::{self, *};
-use crate::algorithm::MOST_SHARES;
+use crate::algorithm::halving_chunks;
 use crate::plan::Collective::{self, *};
 
 /// The numbers that the forms are made of.
@@ -16,8 +16,8 @@ struct HierarchyShape {
     groups: f64,
     /// Rounds of what goes up a balanced tree of the hosts.
     rounds: f64,
-    /// Messages of a rank in a round of halving.
-    in_a_round: f64,
+    /// Messages of a rank in a round of halving, and its bytes beside those of the least.
+    shares: (f64, f64),
 }
 
 /// Whether the plan is made of hosts: their ranks first reduce among themselves.
@@ -52,7 +52,7 @@ fn shape(
     };
     let is_alone = matches!(algorithm, Leaders | Binomial) || collective == Barrier;
     let groups = match algorithm {
-        Halving => hosts.count.min(MOST_SHARES),
+        Halving => halving_chunks(hosts.count),
         Hierarchical if hosts.count > 2 => hosts.count,
         _ => 1,
     };
@@ -62,7 +62,7 @@ fn shape(
         channels: if is_alone { 1.0 } else { hosts.least as f64 },
         groups: groups as f64,
         rounds: (hosts.count as f64).log2().ceil(),
-        in_a_round: messages_a_round(hosts.count),
+        shares: halving_shares(hosts.count),
     })
 }
 
@@ -93,7 +93,7 @@ pub(super) fn widest_message(
 ) -> Option<usize> {
     goes_by_hosts(algorithm, collective, hosts, nranks).then_some(match (algorithm, collective) {
         // A channel's whole part on a host.
-        (Halving, AllReduce) => hosts.count.min(MOST_SHARES),
+        (Halving, AllReduce) => halving_chunks(hosts.count),
         (Halving, _) => nranks.div_ceil(hosts.least),
         _ => 1,
     })
@@ -146,11 +146,12 @@ pub(super) fn wire(
     let b = if collective == Barrier { 0.0 } else { b };
     let (least, most) = (hosts.least as f64, hosts.most as f64);
     let (rounds, parts) = (shape.rounds, others / shape.hosts * b);
-    let halving = 2.0 * rounds * shape.in_a_round;
+    let (in_a_round, more) = shape.shares;
+    let (halving, halves) = (2.0 * rounds * in_a_round, parts * more);
     let (alphas, messages, bytes) = match (algorithm, collective) {
         (Doubling | Binomial, _) => (rounds, 2.0 * rounds, rounds * b),
-        (Halving, AllReduce) => (2.0 * rounds, 2.0 * halving, 2.0 * parts),
-        (Halving, _) => (rounds + 1.0, halving + 2.0, parts + c * most),
+        (Halving, AllReduce) => (2.0 * rounds, 2.0 * halving, 2.0 * halves),
+        (Halving, _) => (rounds + 1.0, halving + 2.0, halves + c * most),
         // What a host's blocks demand, of the host with the fewest ranks or the most.
         (_, ReduceScatter | AllGather) => {
             let turns = (n / least).ceil();
@@ -183,7 +184,7 @@ fn balanced(
     let b = if collective == Barrier { 0.0 } else { b };
     let HierarchyShape { hosts, local, channels, rounds, .. } = shape;
     let c = b / channels;
-    let parts = (hosts - 1.0) / hosts * c;
+    let parts = (hosts - 1.0) / hosts * c * shape.shares.1;
     // The vector to the channels, and the complete one back.
     let here = work(channels - 1.0 + local - 1.0, (channels - 1.0) * c, c, (local - 1.0) * c);
     let back = work(channels - 1.0 + local - 1.0, (local - 1.0) * c, (channels - 1.0) * c, 0.0);

@@ -109,6 +109,8 @@ impl HostTraffic {
                 let crossing = ((hosts.count * hosts.exits) as f64 / n).min(1.0);
                 share(crossing, crossing, sent * hosts.exits as f64)
             }
+            // A vector goes up level by level, each after the one below.
+            Binomial if question.collective == Reduce => share(1.0, 1.0, n.log2().ceil() * bytes),
             Doubling | Halving | DoubleTree | Binomial => {
                 // Rounds between neighbours stay on their host where its ranks follow each other.
                 let apart = hosts.exits > 1;
@@ -148,7 +150,7 @@ impl HostTraffic {
 /// kept.
 fn kept(algorithm: Algorithm, collective: Collective, n: f64) -> f64 {
     match (algorithm, collective) {
-        (_, Reduce | ReduceScatter | Barrier) | (OneShot | Doubling, AllReduce) => 0.0,
+        (_, Reduce | ReduceScatter | Barrier) | (OneShot, AllReduce) => 0.0,
         // The first operand of the own chunk is copied as well.
         (TwoShot, AllReduce) => (n - 1.0) / n,
         (_, AllReduce | Broadcast) => 1.0,

@@ -92,7 +92,8 @@ fn candidates(question: &Question) -> Vec<Algorithm> {
         return all.collect();
     }
     let alone = hosts.count == nranks;
-    match collective.reduces() && !deterministic && hosts.count > 1 {
+    // Two ranks have one order.
+    match collective.reduces() && !deterministic && hosts.count > 1 && nranks > 2 {
         true => all.filter(|algorithm| host_order(*algorithm, collective, alone)).collect(),
         false => all.filter(|algorithm| serial_order(*algorithm, collective)).collect(),
     }

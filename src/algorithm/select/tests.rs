@@ -71,6 +71,15 @@ fn closed_forms_agree_with_the_simulated_clock() {
     assert!(wrong.is_empty(), "{} {wrong:#?}", wrong.len());
 }
 
+/// Algorithms whose plans are made of hosts, some of them for some collectives.
+const BY_HOSTS: [Algorithm; 5] = [
+    Algorithm::Hierarchical,
+    Algorithm::Leaders,
+    Algorithm::Doubling,
+    Algorithm::Halving,
+    Algorithm::Binomial,
+];
+
 /// Hosts of equal and of unequal size, with ranks that follow each other.
 pub(super) fn some_hosts() -> Vec<Topology> {
     let sizes: [&[usize]; 6] = [&[2, 2], &[2, 1], &[4, 4, 4], &[8, 8], &[3, 5, 4], &[4; 8]];
@@ -108,14 +117,23 @@ fn hierarchical_forms_agree_with_the_simulated_clock() {
         for collective in Collective::ALL {
             for bytes in [8, 8 << 10, 1 << 20, 64 << 20] {
                 let bytes = if collective == Collective::Barrier { 0 } else { bytes };
-                for algorithm in [Algorithm::Hierarchical, Algorithm::Leaders] {
+                for algorithm in BY_HOSTS {
+                    if !hierarchical_cost::goes_by_hosts(
+                        algorithm,
+                        collective,
+                        Hosts::of(&topology),
+                        topology.nranks(),
+                    ) {
+                        continue;
+                    }
                     let question = question_on(&topology, collective, bytes);
                     let predicted = predict(algorithm, false, &question, &costs);
                     let made = plan_on(&topology, algorithm, collective, 0, 0);
                     assert_eq!(predicted.is_some(), made.is_some());
                     let Some(predicted) = predicted else { continue };
                     // On the clock a host's way in is as wide as all others' ways out.
-                    if (algorithm, collective) == (Algorithm::Leaders, Collective::Reduce) {
+                    let to_one = matches!(algorithm, Algorithm::Leaders | Algorithm::Binomial);
+                    if to_one && collective == Collective::Reduce {
                         continue;
                     }
                     let make = |rank| plan_on(&topology, algorithm, collective, rank, 0).unwrap();

@@ -88,9 +88,9 @@ impl PlanContext {
 
     /// Whether a call's sums are the serial loop's: each is one step over all inputs in rank order.
     fn is_serial(&self, algorithm: Algorithm, collective: Collective, config: &Config) -> bool {
-        let alone = self.topology.nhosts() == self.nranks;
-        // Two ranks have one order, whatever the algorithm.
-        self.nranks <= 2 || serial_order(algorithm, collective) && (config.deterministic || !alone)
+        // Two ranks have one order.
+        let alone = self.topology.nhosts() == self.nranks && self.nranks > 2;
+        serial_order(algorithm, collective) && (config.deterministic || !alone)
     }
 
     /// What a rank does by an algorithm that does the call.
@@ -110,6 +110,7 @@ impl PlanContext {
         let alone = self.topology.nhosts() == self.nranks;
         match Algorithm::from_name(algorithm) {
             Ok(algorithm) if shows => match () {
+                _ if self.nranks <= 2 => "rank order",
                 _ if self.is_serial(algorithm, call.collective, config) => "rank order",
                 _ if self.topology.nhosts() > 1
                     && host_order(algorithm, call.collective, alone) =>
