@@ -15,6 +15,10 @@ from .requests import Request, Signature
 Zeros = Optional[Callable[[Signature], Any]]
 
 
+#: Bytes of a buffer that stay: more is made anew, which is little beside what moving it takes.
+KEPT_BYTES = 8 << 20
+
+
 class Run(NamedTuple):
     """Pieces of one request that are packed beside each other, or one that is reduced alone."""
 
@@ -75,6 +79,7 @@ class Fusion:
     def _cut(self, signature: Signature) -> List[Run]:
         runs: List[Run] = []
         open_: Dict[int, List[int]] = {}
+        bytes_of: Dict[int, int] = {}
         pieces = signature.pieces
 
         def close(kind: int, alone: bool, indexes: List[int]) -> None:
@@ -89,11 +94,11 @@ class Fusion:
             if nbytes > self._packed_bytes:
                 close(kind, True, [index])
                 continue
-            together = open_.setdefault(kind, [])
-            if together and sum(pieces[one][2] for one in together) + nbytes > self._most_bytes:
+            if bytes_of.get(kind, 0) + nbytes > self._most_bytes and kind in open_:
                 close(kind, False, open_.pop(kind))
-                together = open_.setdefault(kind, [])
-            together.append(index)
+                bytes_of[kind] = 0
+            open_.setdefault(kind, []).append(index)
+            bytes_of[kind] = bytes_of.get(kind, 0) + nbytes
         for kind, together in open_.items():
             close(kind, False, together)
         return runs
@@ -103,7 +108,8 @@ class Fusion:
         if len(parts) == 1 and len(run.indexes) == 1 and places is not None:
             self._all_reduce(places[run.indexes[0]], run.elements, run.kind, reduction)
             return
-        at = start = self._room(sum(run.nbytes for run, _ in parts))
+        buffer = self._room(sum(run.nbytes for run, _ in parts))
+        at = start = ctypes.addressof(buffer)
         into: List[int] = []
         out: List[int] = []
         sizes: List[int] = []
@@ -119,11 +125,13 @@ class Fusion:
         self._all_reduce(start, sum(run.elements for run, _ in parts), run.kind, reduction)
         _each(ctypes.memmove, out, into, sizes)
 
-    def _room(self, nbytes: int) -> int:
-        """The address of so many bytes; they stay for the next time, as Horovod's buffer does."""
+    def _room(self, nbytes: int) -> Any:
+        """So many bytes; a few stay for the next time, as all of Horovod's buffer do."""
+        if nbytes > KEPT_BYTES:
+            return (ctypes.c_uint8 * nbytes)()
         if len(self._buffer) < nbytes:
             self._buffer = (ctypes.c_uint8 * nbytes)()
-        return ctypes.addressof(self._buffer)
+        return self._buffer
 
     def _all_reduce(self, place: int, count: int, kind: int, reduction: int) -> None:
         comm = self._comm
