@@ -43,7 +43,8 @@ def _death_of(communicator: Communicator, peer: int) -> Optional[RingError]:
         return None
     if _runs(ranks[peer]["pid"]):
         return None
-    return _told(communicator, ranks[peer], "died", RESTART)
+    # It may have left, and then ended, since that was asked.
+    return departure_of(communicator, peer) or _told(communicator, ranks[peer], "died", RESTART)
 
 
 def _ranks(communicator: Communicator) -> List[Dict[str, Any]]:
