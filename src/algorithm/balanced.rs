@@ -126,7 +126,7 @@ impl<'a> Members<'a> {
     }
 
     /// The other ranks of this host by place, starting after this one.
-    fn companions(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+    pub fn companions(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (locals, index) = (self.locals(), self.index());
         let count = locals.len();
         (1..count).map(move |step| (index + step) % count).map(move |place| (place, locals[place]))
@@ -138,7 +138,7 @@ impl<'a> Members<'a> {
     }
 
     /// The inputs of this host's ranks, in order.
-    fn inputs(&self) -> Vec<End> {
+    pub fn inputs(&self) -> Vec<End> {
         let end = |rank| if rank == self.rank { End::Input } else { End::Peer(rank) };
         self.locals().into_iter().map(end).collect()
     }
@@ -167,9 +167,8 @@ impl<'a> Members<'a> {
         if !self.is_lane(lanes.len()) {
             return;
         }
-        // The part of a rank that is alone lies in its input.
-        let is_new = |target: &End| *target != self.part() || *target != End::Input;
-        let targets: Vec<End> = targets().into_iter().filter(is_new).collect();
+        // The part of a rank that is alone lies in its input already.
+        let targets: Vec<End> = targets().into_iter().filter(|end| *end != End::Input).collect();
         if !targets.is_empty() {
             plan.step(lanes[self.index()], &targets, &self.inputs());
         }

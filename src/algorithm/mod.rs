@@ -217,6 +217,46 @@ pub const fn serial_order(algorithm: Algorithm, collective: Collective) -> bool 
         || matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Local)
 }
 
+/// In which order an algorithm reduces a call's inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SumOrder {
+    /// As [`serial_order`].
+    Serial,
+    /// As [`host_order`].
+    Hosts,
+    /// The algorithm's own.
+    Own,
+}
+
+impl SumOrder {
+    /// The order among so many hosts and ranks, `deterministic` where the serial one is asked for.
+    pub const fn of(
+        algorithm: Algorithm,
+        collective: Collective,
+        (nhosts, nranks): (usize, usize),
+        deterministic: bool,
+    ) -> SumOrder {
+        // Two ranks have one order.
+        let alone = nhosts == nranks && nranks > 2;
+        match () {
+            () if serial_order(algorithm, collective) && (deterministic || !alone) => {
+                SumOrder::Serial
+            }
+            () if nhosts > 1 && host_order(algorithm, collective, alone) => SumOrder::Hosts,
+            () => SumOrder::Own,
+        }
+    }
+
+    /// What explanations call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            SumOrder::Serial => "rank order",
+            SumOrder::Hosts => "host order",
+            SumOrder::Own => "an order of its own",
+        }
+    }
+}
+
 /// One rank alone, where every collective is a copy of its input, complete.
 fn alone(collective: Collective, nranks: usize) -> Option<Plan> {
     if nranks != 1 {

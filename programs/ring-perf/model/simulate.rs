@@ -10,7 +10,7 @@ use crate::cli::options::Options;
 use crate::measure::expected_layout::Cell;
 use crate::report::row::{Course, MODELLED, Row, SIMULATED};
 use ringcomm::algorithm::select::{Costs, Hosts, Question, choose};
-use ringcomm::algorithm::{self, Algorithm, channels, host_order, serial_order};
+use ringcomm::algorithm::{self, Algorithm, SumOrder, channels};
 use ringcomm::plan::Collective;
 use ringcomm::plan::simulate::{HostWire, SimulationError, simulate, simulate_hosts};
 use ringcomm::plan::topology::Topology;
@@ -97,14 +97,10 @@ fn spread(options: &Options, nranks: usize) -> (Option<Topology>, Hosts) {
 
 /// In which order an algorithm reduces, where that makes a difference.
 fn order(question: &Question, algorithm: Algorithm) -> &'static str {
-    let Question { collective, nranks, hosts, .. } = *question;
-    let by_hosts = hosts.count > 1 && nranks > 2 && !question.deterministic;
-    match () {
-        _ if question.associative => "",
-        _ if nranks <= 2 => "rank order",
-        _ if by_hosts && host_order(algorithm, collective, hosts.count == nranks) => "host order",
-        _ if serial_order(algorithm, collective) => "rank order",
-        _ => "an order of its own",
+    let Question { collective, nranks, hosts, deterministic, .. } = *question;
+    match question.associative {
+        true => "",
+        false => SumOrder::of(algorithm, collective, (hosts.count, nranks), deterministic).name(),
     }
 }
 

@@ -29,6 +29,7 @@ mod broadcast;
 mod reduction;
 mod scatter_gather;
 
+use super::balanced::Members;
 use crate::plan::Collective::{self, *};
 use crate::plan::topology::Topology;
 use crate::plan::{End, Plan, Span};
@@ -135,10 +136,13 @@ impl<'a> HostPosition<'a> {
         self.topology.ranks(self.host)
     }
 
+    fn members(&self) -> Members<'a> {
+        Members::on(self.rank, self.topology)
+    }
+
     /// The other ranks of this host by place, starting after this one.
     fn companions(&self) -> impl Iterator<Item = usize> + use<> {
-        let (index, count) = (self.index, self.locals().len());
-        (1..count).map(move |step| (index + step) % count)
+        self.members().companions().map(|(place, _)| place)
     }
 
     /// The companions that carry a channel.
@@ -154,19 +158,17 @@ impl<'a> HostPosition<'a> {
 
     /// The connection with the rank of another host that carries this rank's channel.
     fn opposite(&self, host: usize) -> End {
-        End::Peer(self.topology.ranks(host)[self.index])
+        self.members().peer(host)
     }
 
     /// The inputs of this host's ranks, in order.
     fn inputs(&self) -> Vec<End> {
-        let end = |rank: &usize| if *rank == self.rank { End::Input } else { End::Peer(*rank) };
-        self.locals().iter().map(end).collect()
+        self.members().inputs()
     }
 
-    /// Where this host's part of a reduction waits for the other hosts': a lone rank's part is its
-    /// input.
+    /// Where this host's part of a reduction waits for the other hosts'.
     fn own_part(&self) -> End {
-        if self.locals().len() == 1 { End::Input } else { End::Scratch }
+        self.members().part()
     }
 
     /// All hosts' parts in host order, this one's own among them; `from` is the connection with

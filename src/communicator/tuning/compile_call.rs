@@ -4,7 +4,7 @@ use super::context::PlanContext;
 use super::plan_cache::{BoundCall, DataPath, Key, Mapped};
 use super::select;
 use crate::algorithm::select::AlgorithmChoice;
-use crate::algorithm::{self, Algorithm, host_order, serial_order};
+use crate::algorithm::{self, Algorithm, SumOrder};
 use crate::communicator::call::fingerprint::mix;
 use crate::communicator::call::portions::Portions;
 use crate::communicator::call::signature::CallSignature;
@@ -88,9 +88,12 @@ impl PlanContext {
 
     /// Whether a call's sums are the serial loop's: each is one step over all inputs in rank order.
     fn is_serial(&self, algorithm: Algorithm, collective: Collective, config: &Config) -> bool {
-        // Two ranks have one order.
-        let alone = self.topology.nhosts() == self.nranks && self.nranks > 2;
-        serial_order(algorithm, collective) && (config.deterministic || !alone)
+        self.order_of(algorithm, collective, config) == SumOrder::Serial
+    }
+
+    fn order_of(&self, algorithm: Algorithm, collective: Collective, config: &Config) -> SumOrder {
+        let among = (self.topology.nhosts(), self.nranks);
+        SumOrder::of(algorithm, collective, among, config.deterministic)
     }
 
     /// What a rank does by an algorithm that does the call.
@@ -107,18 +110,8 @@ impl PlanContext {
     /// In which order a call's inputs are reduced by the algorithm of this name, where that shows.
     pub fn order(&self, call: &Call, algorithm: &str, config: &Config) -> &'static str {
         let shows = call.collective.reduces() && !call.op.is_associative(call.data_type);
-        let alone = self.topology.nhosts() == self.nranks;
         match Algorithm::from_name(algorithm) {
-            Ok(algorithm) if shows => match () {
-                _ if self.nranks <= 2 => "rank order",
-                _ if self.is_serial(algorithm, call.collective, config) => "rank order",
-                _ if self.topology.nhosts() > 1
-                    && host_order(algorithm, call.collective, alone) =>
-                {
-                    "host order"
-                }
-                _ => "an order of its own",
-            },
+            Ok(algorithm) if shows => self.order_of(algorithm, call.collective, config).name(),
             _ => "",
         }
     }

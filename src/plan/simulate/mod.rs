@@ -7,7 +7,7 @@
 //! Between hosts a [`HostWire`] takes the place of the machine's own links. Connections of
 //! [`PIPELINE_DEPTH`](super::PIPELINE_DEPTH) slots or more run plans in stages, as executors do.
 //!
-//! Up to 100,000 ranks: where every rank's plan is rank 0's turned round the circle (ring,
+//! Up to a million ranks: where every rank's plan is rank 0's turned round the circle (ring,
 //! one-shot, two-shot), all clocks are equal and **one rank is run for all**; its own posts stand
 //! for what arrives. Where hosts are alike, one host's ranks are run for all hosts'. Above
 //! `MOST_EXACT` ranks the all-gather of doubling counts as turned, too: it differs where a span
