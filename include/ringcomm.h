@@ -426,6 +426,11 @@ typedef struct ringConfig_t {
      * Milliseconds that making a communicator waits for its ranks. Not set: as `timeoutMs`.
      */
     int64_t initTimeoutMs;
+    /**
+     * What moves messages between hosts (`RINGCOMM_NET`): `auto`, `tcp`, `ucx`, `plugin` or
+     * `plugin:NAME`; NULL: not set.
+     */
+    const char *net;
 } ringConfig_t;
 
 /**

@@ -11,73 +11,10 @@ import sys
 from pathlib import Path
 
 import aarch64 as cross
+from commands import (HOST, LOGS, ROOT, TARGET, TESTS, Command, Lacking, Together, cargo, tests_named, where_made,
+                      where_there)
 from tools import (Missing, cmake, cupy_venv, libclang, nccl_venv, need, nvcc, old_torch_venv, pinned, tensorflow_venv,
-                   torch_venv, venv, wheel_files)
-
-ROOT = Path(__file__).resolve().parent.parent
-TARGET = ROOT / "target"
-LOGS = TARGET / "test-logs"
-HOST = f"{os.uname().machine}-unknown-linux-gnu"
-
-
-class Command:
-    def __init__(self, *words, env=None, cwd=ROOT):
-        self.words, self.env, self.cwd = list(words), env or {}, cwd
-
-
-class Lacking:
-    """A part of a suite that cannot run here, and why."""
-
-    def __init__(self, name, reason):
-        self.name, self.reason = name, reason
-
-
-class Together:
-    """Commands that run two at a time: many tests wait, and leave a core to others."""
-
-    def __init__(self, *commands):
-        self.commands = commands
-
-
-def where_there(name, programs, command):
-    """The command of a part that needs these programs."""
-    try:
-        need(*programs)
-        return command
-    except Missing as reason:
-        return Lacking(name, reason)
-
-
-def where_made(name, command):
-    """The command that `command()` makes, of a part that may lack what it installs."""
-    try:
-        return command()
-    except Missing as reason:
-        return Lacking(name, reason)
-
-
-def cargo(*words, target=None, **more):
-    env = dict(more.pop("env", {}))
-    if target:
-        env["CARGO_TARGET_DIR"] = str(TARGET / target)
-    return Command("cargo", *words, env=env, **more)
-
-
-# Where integration tests are: those of the library, and those that run the programs.
-TESTS = [ROOT / "tests", ROOT / "programs/tests"]
-
-
-def tests_named(*names):
-    """Arguments for these integration tests. One that is not there was renamed, or taken away: without
-    an error its suite would go on without it."""
-    words = []
-    for name in names:
-        places = [place for tests in TESTS for place in (tests / f"{name}.rs", tests / name / "main.rs")]
-        if not any(place.exists() for place in places):
-            raise FileNotFoundError(f"no test {name}: there is none of {', '.join(map(str, places))}")
-        words += ["--test", name]
-    return words
-
+                   torch_venv, ucx, venv, wheel_files)
 
 # Those that are suites of their own (Cargo.toml, programs/Cargo.toml).
 APART = ["cuda", "kernels", "namespaces"]
@@ -112,10 +49,38 @@ def unit():
 def integration():
     """The integration tests: ranks as threads, processes and hosts, the C interface, the programs."""
     names, parts = integration_tests(), 8
+    try:
+        env, lacking = ucx(), []
+    except Missing as reason:
+        env, lacking = {}, [Lacking("ucx", reason)]
     return [
+        *lacking,
         cargo("build", "--profile", "test", *tests_named(*names)),
-        Together(*(cargo("test", "--no-fail-fast", *tests_named(*names[part::parts])) for part in range(parts))),
+        Together(*(cargo("test", "--no-fail-fast", *tests_named(*names[part::parts]), env=env)
+                   for part in range(parts))),
         cargo("test", "--doc"),
+    ]
+
+
+# Of several hosts, with ranks that die, stop, abort, leave and disagree.
+OVER_NETWORKS = ["several_hosts", "hosts", "messages", "splits", "stopped_ranks", "mismatches", "forks"]
+
+
+def networks():
+    """Ranks on several hosts over UCX and over a plugin, in suites that otherwise run over TCP; 200 deaths, stops and
+    aborts over each."""
+    need("cc")
+    over_ucx = {**ucx(), "UCX_TLS": "tcp,self", "RINGCOMM_NET": "ucx"}
+    plugin = TARGET / "net-plugin/libnccl-net-fixture.so"
+    plugin.parent.mkdir(parents=True, exist_ok=True)
+    over_plugin = {"RINGCOMM_NET": f"plugin:{plugin}"}
+    return [
+        Command("cc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", "-DABI=12",
+                "tests/net_plugin/net_plugin.c", "-o", str(plugin)),
+        cargo("test", "--no-fail-fast", *tests_named(*OVER_NETWORKS, "network_failures"), env=over_ucx),
+        # A plugin's connection that is given up half-way keeps its descriptor: there is no call that ends it.
+        cargo("test", "--no-fail-fast", *tests_named(*OVER_NETWORKS), env=over_plugin),
+        cargo("test", *tests_named("engines"), env={**ucx(), "RINGCOMM_ROUNDS": "200"}),
     ]
 
 
@@ -247,7 +212,13 @@ def abi():
     env = {"RINGCOMM_LIBRARY": str(TARGET / "release/libringcomm.so"),
            "RINGCOMM_NCCL_LIBRARY": str(TARGET / "release/libringcomm_nccl.so"),
            "NCCL_HEADERS": str(TARGET / "nccl-headers"), **libclang()}
+    lacking = []
+    try:
+        env["UCX_HEADERS"] = ucx()["UCX_HEADERS"]
+    except Missing as reason:
+        lacking.append(Lacking("ucx-header", reason))
     return [
+        *lacking,
         Together(cargo("build", "--release", "-p", "ringcomm", "-p", "ringcomm-nccl"),
                  cargo("build", "--profile", "test", "--tests", "-p", "ringcomm-abi")),
         Command(with_pip(), "scripts/nccl_headers.py"),
@@ -496,5 +467,5 @@ def fuzz():
 USUAL = [unit, integration, kernels, loom, abi, nccl, examples, install, python, torch, nccl_clients]
 # What `scripts/test all` runs too.
 LONG_ONES = [style, tsan, asan, aarch64, fuzz, pythons, distributed, training, peers, namespaces, cuda,
-             nccl_older]
+             nccl_older, networks]
 SUITES = [*USUAL, *LONG_ONES]

@@ -89,6 +89,15 @@ def torch_venv():
                 "mypy<3", "torchft<1", "parameterized<1", "cloudpickle<4", name="venv-torch")
 
 
+def ucx():
+    """Variables under which programs find a UCX that the library takes, since Debian's may be too old, and tests its
+    header."""
+    place = venv("--no-deps", "libucx-cu12==1.22.0", name="venv-ucx")
+    packages = next(place.glob("lib/python3*/site-packages"))
+    folders = [packages / "libucx/lib", packages / "libucx_cu12.libs"]
+    return {"LD_LIBRARY_PATH": ":".join(map(str, folders)), "UCX_HEADERS": str(packages / "libucx/include")}
+
+
 def nccl_venv():
     """The virtual environment of what uses NCCL: NVIDIA's nccl4py, and the library and header of the version that
     ours stands in for."""

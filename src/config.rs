@@ -44,6 +44,8 @@ pub struct Config {
     pub protection: Protection,
     /// Sockets to each peer on another host.
     pub nsocks: usize,
+    /// What moves messages between hosts.
+    pub net: NetChoice,
     /// Ranks with the same text count as one host; `None` asks the machine.
     pub host_id: Option<String>,
     /// The host of every rank, by rank, instead of where it is: to try on one machine what runs
@@ -54,6 +56,44 @@ pub struct Config {
     pub device: DeviceChoice,
     /// Print warnings (1) or every call (2) to standard error; 0 prints nothing.
     pub debug: u32,
+}
+
+/// What moves messages between hosts.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum NetChoice {
+    /// An engine that every rank has, where it is faster than TCP.
+    #[default]
+    Auto,
+    Tcp,
+    Ucx,
+    /// One of NCCL's network plugins: by name or path, or the usual one.
+    Plugin(Option<String>),
+}
+
+impl NetChoice {
+    /// As a user writes it.
+    pub fn name(&self) -> String {
+        match self {
+            NetChoice::Auto => "auto".into(),
+            NetChoice::Tcp => "tcp".into(),
+            NetChoice::Ucx => "ucx".into(),
+            NetChoice::Plugin(None) => "plugin".into(),
+            NetChoice::Plugin(Some(name)) => format!("plugin:{name}"),
+        }
+    }
+
+    pub fn from_name(text: &str) -> std::result::Result<NetChoice, String> {
+        let (kind, name) = text.split_once(':').map_or((text, None), |(kind, name)| {
+            (kind, Some(name.to_string()).filter(|name| !name.is_empty()))
+        });
+        match (kind.trim().to_ascii_lowercase().as_str(), name) {
+            ("auto", None) => Ok(NetChoice::Auto),
+            ("tcp", None) => Ok(NetChoice::Tcp),
+            ("ucx", None) => Ok(NetChoice::Ucx),
+            ("plugin", name) => Ok(NetChoice::Plugin(name)),
+            _ => Err("is none of auto, tcp, ucx, plugin and plugin:NAME".into()),
+        }
+    }
 }
 
 /// Whose memory a rank's calls may name beside the host's.
@@ -131,6 +171,7 @@ impl Default for Config {
             family: None,
             protection: Protection::default(),
             nsocks: 1,
+            net: NetChoice::default(),
             host_id: None,
             hosts: None,
             device: DeviceChoice::Current,
@@ -169,7 +210,7 @@ struct Variable {
     set: fn(&mut Config, &str) -> std::result::Result<(), String>,
 }
 
-static VARIABLES: [Variable; 14] = [
+static VARIABLES: [Variable; 15] = [
     Variable {
         name: "RINGCOMM_TIMEOUT_MS",
         help: "milliseconds an operation waits for its peers before it fails",
@@ -313,6 +354,19 @@ static VARIABLES: [Variable; 14] = [
             }
             _ => Err(format!("must be at most {MOST_NSOCKS}")),
         },
+    },
+    Variable {
+        name: "RINGCOMM_NET",
+        help: "what moves messages between hosts: auto, tcp, ucx, plugin or plugin:NAME",
+        values: "auto, tcp, ucx, plugin or plugin:NAME",
+        default: "auto",
+        more: "`auto` takes UCX or a plugin of NCCL's where every rank has one with a better \
+               device than TCP's, and a measurement finds it faster. `ucx` needs `libucp.so.0` \
+               on every host. `plugin` takes the plugin that `NCCL_NET_PLUGIN` names, else \
+               `libnccl-net.so`; `plugin:NAME` takes a path or `libnccl-net-NAME.so`. \
+               [Networks](networks.md) says which cluster needs what.",
+        field: "net",
+        set: |config, text| NetChoice::from_name(text).map(|net| config.net = net),
     },
     Variable {
         name: "RINGCOMM_HOSTID",

@@ -89,6 +89,19 @@ mod lock {
             self.0.lock()
         }
 
+        /// The lock, if nobody has it.
+        #[inline]
+        pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            count_lock();
+            self.0.try_lock()
+        }
+
+        /// The lock, if whoever has it gives it back within this time.
+        pub fn try_lock_for(&self, time: std::time::Duration) -> Option<MutexGuard<'_, T>> {
+            count_lock();
+            self.0.try_lock_for(time)
+        }
+
         pub fn get_mut(&mut self) -> &mut T {
             self.0.get_mut()
         }

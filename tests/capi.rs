@@ -94,6 +94,7 @@ fn settings(debug: c_int) -> ringConfig_t {
         nsocks: RING_CONFIG_UNDEF_INT,
         device: RING_CONFIG_UNDEF_INT,
         initTimeoutMs: i64::from(RING_CONFIG_UNDEF_INT),
+        net: std::ptr::null(),
     }
 }
 

@@ -9,6 +9,7 @@ use ringcomm::communicator::{Communicator, Message};
 use ringcomm::config::Config;
 use ringcomm::error::{Error, RankProcess, Result};
 use ringcomm::plan::Collective;
+use ringcomm::transport::engine::choice::candidate_of;
 use ringcomm::types::DataType;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
@@ -84,6 +85,8 @@ fn live(seat: &Seat, phase: &str, random: &mut Random) -> Result<()> {
 /// `live`, and what it leaves behind; the last thing said is how it ended.
 fn live_and_tell(seat: &Seat, argument: &str) -> String {
     let (phase, seed) = argument.split_once(' ').expect("phase and seed");
+    // What an engine's library keeps for good is there before.
+    drop(candidate_of(&seat.config.net, seat.nranks));
     let before = Holdings::now();
     say("here");
     let outcome = live(seat, phase, &mut Random(seed.parse().expect("a seed")));

@@ -177,6 +177,7 @@ class Config(ctypes.Structure):
         ("nsocks", ctypes.c_int),
         ("device", ctypes.c_int),
         ("initTimeoutMs", ctypes.c_int64),
+        ("net", ctypes.c_char_p),
     ]
 
 

@@ -47,6 +47,8 @@ class Config:
     device: Optional[int] = None
     #: Milliseconds that making the communicator waits for its ranks. None: as `timeout_ms`.
     init_timeout_ms: Optional[int] = None
+    #: What moves messages between hosts: "auto", "tcp", "ucx", "plugin" or "plugin:NAME".
+    net: Optional[str] = None
 
     def native(self) -> Any:
         """The library's structure."""
@@ -73,6 +75,7 @@ _FIELDS = {
     "nsocks": "nsocks",
     "device": "device",
     "init_timeout_ms": "initTimeoutMs",
+    "net": "net",
 }
 
 

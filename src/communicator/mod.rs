@@ -98,6 +98,8 @@ pub struct Explanation {
     /// How data moves: "threads/direct", "shm/two-shot", "shm/direct or shm/slots", ... Where
     /// there is an "or", the numbers are of what it ends with.
     pub transport: &'static str,
+    /// The network engine between hosts, with its version and devices; `None` where it is TCP.
+    pub network: Option<String>,
     /// Parallel channels: of the plan, times the sockets to a peer on another host.
     pub channels: usize,
     pub chunks: usize,
@@ -336,6 +338,7 @@ impl Communicator {
             algorithm,
             order: plan_context.order(call, algorithm, &self.config),
             transport,
+            network: self.network(),
             channels,
             chunks: ready.chunks,
             slices: number * slices,
@@ -350,6 +353,17 @@ impl Communicator {
         let sockets = if plan_context.one_machine { 1 } else { self.config.nsocks };
         let (topology, collective) = (&plan_context.topology, call.collective);
         algorithm::channels(topology, ready.algorithm, collective) * sockets
+    }
+
+    /// The network engine that messages between hosts go over, in words; `None` where it is TCP.
+    /// Takes no turn.
+    #[doc(hidden)]
+    pub fn network(&self) -> Option<String> {
+        if self.plan_context().net == "tcp" {
+            return None;
+        }
+        let engine = self.outside.as_ref()?.engine.upgrade()?;
+        Some(engine.info().text())
     }
 
     /// The constants that its ranks agreed on, as measured at init or read from a tuning file.

@@ -253,6 +253,9 @@ pub struct ringConfig_t {
     pub device: c_int,
     /// Milliseconds that making a communicator waits for its ranks. Not set: as `timeoutMs`.
     pub initTimeoutMs: i64,
+    /// What moves messages between hosts (`RINGCOMM_NET`): `auto`, `tcp`, `ucx`, `plugin` or
+    /// `plugin:NAME`; NULL: not set.
+    pub net: *const c_char,
 }
 
 /// How a call would run: the answer of `ringCommExplain`. Begin with `RING_EXPLAIN_INITIALIZER`.

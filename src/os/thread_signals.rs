@@ -1,6 +1,7 @@
 //! Threads and what may interrupt them: signals of the program, and its cancelling of a thread.
 #![allow(unsafe_code)]
 
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::{io, ptr, thread};
 
@@ -68,6 +69,57 @@ pub fn without_size_signal<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
+/// While it lives, a write to a pipe or socket that nobody reads raises no signal in the calling
+/// thread: for code of others that does not ask the kernel for that.
+pub struct NoPipeSignal {
+    before: libc::sigset_t,
+    /// One that waits already is the program's.
+    is_pending: bool,
+    /// It is the thread's.
+    _stays: PhantomData<*const ()>,
+}
+
+/// The set of the one signal.
+fn pipe_signal() -> libc::sigset_t {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the first call fills the set.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), libc::SIGPIPE);
+        set.assume_init()
+    }
+}
+
+impl NoPipeSignal {
+    pub fn begin() -> NoPipeSignal {
+        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut pending = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: the calls fill the sets that are read here and kept.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_BLOCK, &pipe_signal(), before.as_mut_ptr());
+            let before = before.assume_init();
+            // Where it was not blocked, none can have waited.
+            let is_pending = libc::sigismember(&before, libc::SIGPIPE) == 1
+                && libc::sigpending(pending.as_mut_ptr()) == 0
+                && libc::sigismember(pending.as_ptr(), libc::SIGPIPE) == 1;
+            NoPipeSignal { before, is_pending, _stays: PhantomData }
+        }
+    }
+}
+
+impl Drop for NoPipeSignal {
+    fn drop(&mut self) {
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the sets are filled; no place for what is known of a signal is given.
+        unsafe {
+            if !self.is_pending {
+                libc::sigtimedwait(&pipe_signal(), ptr::null_mut(), &now);
+            }
+            libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, ptr::null_mut());
+        }
+    }
+}
+
 /// Say something on the program's standard error, whatever that is.
 pub fn say(text: &str) {
     use std::io::Write;
@@ -131,6 +183,42 @@ mod tests {
         let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
         u64::from_str_radix(line.trim(), 16).unwrap()
+    }
+
+    /// Send the calling thread a signal of a pipe, as a write does; whether one waits.
+    fn raise_and_look(raises: bool) -> bool {
+        let mut pending = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: the thread is this one; the call fills the set.
+        unsafe {
+            if raises {
+                libc::pthread_kill(libc::pthread_self(), libc::SIGPIPE);
+            }
+            libc::sigpending(pending.as_mut_ptr());
+            libc::sigismember(pending.as_ptr(), libc::SIGPIPE) == 1
+        }
+    }
+
+    #[test]
+    fn a_signal_of_a_pipe_is_taken_unless_the_program_waits_for_it() {
+        let before = blocked();
+        let guard = NoPipeSignal::begin();
+        assert!(raise_and_look(true));
+        drop(guard);
+        assert!(!raise_and_look(false));
+        assert_eq!(blocked(), before);
+        // The program blocks it, first without one that waits.
+        // SAFETY: a filled set.
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &pipe_signal(), ptr::null_mut()) };
+        let guard = NoPipeSignal::begin();
+        assert!(raise_and_look(true));
+        drop(guard);
+        assert!(!raise_and_look(false));
+        assert!(raise_and_look(true));
+        drop(NoPipeSignal::begin());
+        assert!(raise_and_look(false), "it is the program's");
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: takes the one that waits.
+        unsafe { libc::sigtimedwait(&pipe_signal(), ptr::null_mut(), &now) };
     }
 
     #[test]

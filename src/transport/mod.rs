@@ -4,10 +4,11 @@
 //! [`segment`]. User memory that is shared beforehand ([`shm_export`]) needs no slots, nor what the
 //! kernel copies from a peer's ([`cma`]). Every wait goes through [`wait`], which also sees peers
 //! die ([`pidfd`]). Other hosts are reached through what implements the traits of [`network`]:
-//! [`tcp`].
+//! [`tcp`], beside whose sockets an [`engine`] of the cluster's may carry the messages.
 
 pub mod cma;
 pub mod core_distance;
+pub mod engine;
 pub mod fifo;
 pub mod network;
 pub mod pidfd;

@@ -32,7 +32,7 @@ pub use threads::{joined_hosts, on_hosts, on_joined_threads, on_threads, seated_
 
 use ringcomm::algorithm::select::Costs;
 use ringcomm::bootstrap::UniqueId;
-use ringcomm::config::{Config, Protection};
+use ringcomm::config::{Config, NetChoice, Protection};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
@@ -47,7 +47,14 @@ pub const MISMATCH_KNOWN: Duration = Duration::from_secs(1);
 /// of the environment, which says, too, whether ranks print why a path was not taken.
 pub fn config() -> Config {
     let timeout_ms = number("RINGCOMM_TIMEOUT_MS").unwrap_or(60_000);
-    Config { timeout_ms, debug: number("RINGCOMM_DEBUG").unwrap_or(0), ..Config::default() }
+    let debug = number("RINGCOMM_DEBUG").unwrap_or(0);
+    Config { timeout_ms, debug, net: net(), ..Config::default() }
+}
+
+/// What RINGCOMM_NET says: suites run over an engine, too.
+fn net() -> NetChoice {
+    let text = std::env::var("RINGCOMM_NET").ok();
+    text.map_or_else(NetChoice::default, |text| NetChoice::from_name(&text).expect("RINGCOMM_NET"))
 }
 
 fn number<T: std::str::FromStr>(name: &str) -> Option<T> {

@@ -9,7 +9,7 @@ use super::HARD_DEADLINE_S;
 use ringcomm::bootstrap::UniqueId;
 use ringcomm::bootstrap::allgather::root_threads;
 use ringcomm::communicator::Communicator;
-use ringcomm::config::{Config, Protection};
+use ringcomm::config::{Config, NetChoice, Protection};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -416,7 +416,7 @@ fn read_id(hex: &str) -> UniqueId {
 
 fn write_config(config: &Config) -> String {
     format!(
-        "{} {} {} {} {} {} {} {} {} {}",
+        "{} {} {} {} {} {} {} {} {} {} {}",
         config.timeout_ms,
         config.buff_size.map_or("-".into(), |bytes| bytes.to_string()),
         u8::from(config.deterministic),
@@ -428,7 +428,8 @@ fn write_config(config: &Config) -> String {
         }),
         config.nsocks,
         config.protection.name(),
-        config.debug
+        config.debug,
+        config.net.name()
     )
 }
 
@@ -451,6 +452,7 @@ fn read_config(text: &str) -> Config {
             _ => Protection::Encrypted,
         },
         debug: words[9].parse().expect("a level"),
+        net: NetChoice::from_name(words[10]).expect("a network"),
         ..Config::default()
     }
 }

@@ -84,8 +84,9 @@ const HOUSES: [(&str, &[&str]); 8] = [
         "src/transport",
         &[
             "mod prefetch fifo wait wait_tests segment pidfd core_distance",
-            "cma fd_mailbox shm_export shm_import network",
-            "tcp",
+            "cma fd_mailbox shm_export shm_import",
+            // An engine's lane lies beside sockets, and has their frames.
+            "network tcp engine",
         ],
     ),
     ("programs/ring-perf", &["cli", "ranks", "measure", "report", "model", "run", "gpu", "main"]),

@@ -44,7 +44,7 @@ fn settings(protection: Protection, data_sockets: usize) -> Settings {
     Settings { geometry: GEOMETRY, steps, messages, protection, data_sockets }
 }
 
-fn pair() -> (TcpStream, TcpStream) {
+pub fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     (there, listener.accept().unwrap().0)
@@ -64,7 +64,7 @@ fn data_socket(rank: usize, peer: usize, socket: TcpStream) -> NewDataSocket {
 }
 
 /// Ranks 0 and 1 over `sockets`: what rank 0 holds of each, and what rank 1 does.
-fn ends(sockets: Vec<(TcpStream, TcpStream)>, protection: Protection) -> [TcpEndpoint; 2] {
+pub fn ends(sockets: Vec<(TcpStream, TcpStream)>, protection: Protection) -> [TcpEndpoint; 2] {
     mesh(sockets.into_iter().map(|pair| ([0, 1], pair)), protection)
 }
 
@@ -86,7 +86,16 @@ fn mesh<const N: usize>(
 }
 
 /// TCP over loopback, guarded in a way, with so many sockets.
-struct Tcp(Protection, usize);
+pub struct Tcp(pub Protection, pub usize);
+
+impl Tcp {
+    /// Each of the ranks, connected with all others.
+    pub fn endpoints<const N: usize>(&self) -> [TcpEndpoint; N] {
+        let pairs = (0..N).flat_map(|low| (low + 1..N).map(move |high| [low, high]));
+        let pairs = Vec::from_iter(pairs).repeat(self.1);
+        mesh(pairs.into_iter().map(|between| (between, pair())), self.0)
+    }
+}
 
 impl Network for Tcp {
     fn name(&self) -> String {
@@ -94,14 +103,11 @@ impl Network for Tcp {
     }
 
     fn ranks(&self) -> [Box<dyn Endpoint>; 2] {
-        let sockets = (0..self.1).map(|_| pair()).collect();
-        ends(sockets, self.0).map(|end| Box::new(end) as Box<dyn Endpoint>)
+        self.endpoints().map(|end| Box::new(end) as Box<dyn Endpoint>)
     }
 
     fn three_ranks(&self) -> [Box<dyn Endpoint>; 3] {
-        let pairs = [[0, 1], [0, 2], [1, 2]].repeat(self.1);
-        let sockets = pairs.into_iter().map(|between| (between, pair()));
-        mesh(sockets, self.0).map(|end| Box::new(end) as Box<dyn Endpoint>)
+        self.endpoints().map(|end| Box::new(end) as Box<dyn Endpoint>)
     }
 }
 

@@ -64,7 +64,7 @@ fn every_structure_has_the_same_layout_in_c_and_rust() {
         ringConfig_t {
             size, magic, version, timeoutMs, buffSize, deterministic, spins, debug, protection,
             algorithm, tuningFile, interfaces, ports, nsocks, device,
-            initTimeoutMs,
+            initTimeoutMs, net,
         }
         ringExplain_t {
             size, magic, version, algorithm, transport, channels, chunks, slices, sliceBytes,

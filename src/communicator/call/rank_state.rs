@@ -5,9 +5,13 @@ use crate::error::Operation;
 use crate::executor::control_block::{ControlBlock, Life, Record};
 use crate::sync::atomic::Ordering::Relaxed;
 
-/// Collectives that a new communicator runs for itself
+/// Numbers of collectives in which the ranks of a new communicator choose a network engine, if
+/// there is one to choose.
+pub const CHOOSING_OPERATIONS: u64 = 2;
+
+/// Numbers of collectives that a new communicator runs for itself
 /// (see [`calibrate`](crate::communicator::init)).
-pub const SETUP_OPERATIONS: u64 = 3;
+pub const SETUP_OPERATIONS: u64 = CHOOSING_OPERATIONS + 3;
 
 /// A collective's number as its user counts: those of set-up are not the user's.
 pub fn number(sequence: u64) -> u64 {

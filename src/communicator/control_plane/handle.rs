@@ -14,9 +14,10 @@ use crate::os::poll::EventFd;
 use crate::os::thread_signals;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
+use crate::transport::engine::SharedEngine;
 use crate::transport::tcp;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -160,6 +161,8 @@ pub(in crate::communicator) struct RemoteLinks {
     pub control_thread: ControlThread,
     pub addresses: Vec<Vec<SocketAddr>>,
     pub hosts: Vec<usize>,
+    /// What the data plane may have beside sockets.
+    pub engine: Weak<SharedEngine>,
 }
 
 impl RemoteLinks {

@@ -380,7 +380,7 @@ impl Engine {
     pub fn settle(&mut self, costs: Costs) {
         let [reached, by_cma, by_cma_alone] = zero_copy_from(&costs);
         self.zero_copy = ZeroCopyPolicy { reached, by_cma, by_cma_alone };
-        self.plan_context = Arc::new(self.plan_context.settled(costs));
+        self.plan_context = Arc::new(self.plan_context.settled(costs, self.links.net()));
         self.setting_up = false;
         self.cache = Cache::default();
         self.sequence = SETUP_OPERATIONS;

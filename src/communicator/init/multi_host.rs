@@ -7,7 +7,7 @@
 use super::descriptors;
 use super::excuse;
 use super::host_setup::{CoreCounts, LocalSetup, SharedSegment, StopConditions, keeping_failure};
-use super::peer_info::{INTRODUCTION, PeerInfo};
+use super::peer_info::{INTRODUCTION, PeerInfo, of_all};
 use super::vanished_ranks::VanishedRanks;
 use crate::bootstrap::allgather::meet_unless;
 use crate::bootstrap::tcp::AuthListener;
@@ -16,14 +16,15 @@ use crate::communicator::Communicator;
 use crate::communicator::control_plane::{ControlThread, RemoteLinks};
 use crate::communicator::failure;
 use crate::communicator::tuning::slot_sizing::{OnHosts, on_hosts, segment_bytes};
-use crate::config::Config;
+use crate::config::{Config, NetChoice};
 use crate::error::{Error, Result};
 use crate::executor::links::{Links, Pages, SegmentMap};
 use crate::host;
+use crate::transport::engine::choice::{Candidate, candidate_of};
 use crate::transport::segment::Segment;
 use crate::transport::tcp::{Settings, SocketInbox, TcpEndpoint};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// What a rank knows of the ranks on other hosts once they have met.
@@ -35,6 +36,8 @@ pub(super) struct RemotePeers {
     hosts: Vec<usize>,
     /// What connections between hosts are like.
     wire: Settings,
+    /// The network engine that all ranks have.
+    engine: Option<Candidate>,
 }
 
 /// What a rank tells the ranks of all hosts.
@@ -174,7 +177,9 @@ impl Communicator {
     ) -> Result<Communicator, BootstrapError> {
         let (rank, nranks) = (setup.rank, setup.segments.len());
         setup.seated.device = crate::communicator::gpu::device(config)?;
-        let mine = PeerInfo::new(config, nranks, setup.seated.device.is_some())?;
+        let mut mine = PeerInfo::new(config, nranks, setup.seated.device.is_some())?;
+        let engine = candidate_of(&config.net, nranks);
+        mine.engine = engine.as_ref().map_or(0, |found| found.as_ref().map_or(0, |one| one.kind));
         let info = HostPeerInfo {
             introduction: mine,
             host: host::identity(config.host_id.as_deref()),
@@ -186,6 +191,10 @@ impl Communicator {
         // How many are near is not known yet; those who lack room for them tell them there.
         let share = descriptors::ensure(rank, descriptors::needed(0, nranks - 1, config.nsocks))
             .and_then(|()| SharedSegment::new(share_bytes));
+        let (share, engine) = match engine {
+            Ok(engine) => (share, engine),
+            Err(error) => (Err(error), None),
+        };
         let (share, infos) =
             exchange_infos(share, &info, id, (rank, nranks), &mut listener, until)?;
         for (other, info) in infos.iter().enumerate() {
@@ -194,6 +203,7 @@ impl Communicator {
         let peer_infos: Vec<PeerInfo> = infos.iter().map(|info| info.introduction).collect();
         setup.seated.among(peer_infos.iter().map(|one| one.device == 1));
         setup.core_counts = CoreCounts::of(&peer_infos, &mine);
+        let engine = of_all(engine, &peer_infos, rank, config);
         let hosts = numbered(&infos);
         let here = hosts[rank];
         let locals: Vec<usize> = (0..nranks).filter(|other| hosts[*other] == here).collect();
@@ -214,7 +224,7 @@ impl Communicator {
         // On one host, too, the listener is open until all have come through: see
         // `vanished_ranks.rs`.
         let (outside, _gate) = match locals.len() < nranks {
-            true => (Some(RemotePeers { listener, infos, hosts, wire }), None),
+            true => (Some(RemotePeers { listener, infos, hosts, wire, engine }), None),
             false => (None, Some(listener)),
         };
         if let Err(unmet) = met {
@@ -229,14 +239,25 @@ impl Communicator {
 
 impl RemotePeers {
     /// Start the control thread and give the links their connections.
-    pub fn attach(self, links: &mut Links, id: &UniqueId, config: &Config) -> Result<RemoteLinks> {
+    pub fn attach(
+        mut self,
+        links: &mut Links,
+        id: &UniqueId,
+        config: &Config,
+    ) -> Result<RemoteLinks> {
         let rank = links.rank;
-        let wire = self.wire;
+        let (wire, engine) = (self.wire, self.engine.take());
         let inbox = Arc::new(SocketInbox::new()?);
         let remote = self.hosts.iter().map(|host| *host != self.hosts[rank]).collect();
-        let post = self.start(rank, links.pages(), remote, inbox.clone(), id, config)?;
+        let mut post = self.start(rank, links.pages(), remote, inbox.clone(), id, config)?;
         let connector = post.control_thread.connector();
-        let endpoint = TcpEndpoint::new(rank, links.nranks, wire, inbox, connector);
+        let woken = inbox.clone();
+        let mut endpoint = TcpEndpoint::new(rank, links.nranks, wire, inbox, connector);
+        if let Some(Candidate { engine, .. }) = engine {
+            engine.serve(move || woken.wake())?;
+            post.engine = Arc::downgrade(&engine);
+            endpoint = endpoint.with_engine(engine, config.net != NetChoice::Auto);
+        }
         links.attach(Box::new(endpoint));
         Ok(post)
     }
@@ -284,7 +305,7 @@ impl RemotePeers {
             data_sockets: config.nsocks,
             timeout: Duration::from_millis(config.timeout_ms),
         })?;
-        Ok(RemoteLinks { control_thread, addresses, hosts })
+        Ok(RemoteLinks { control_thread, addresses, hosts, engine: Weak::new() })
     }
 }
 

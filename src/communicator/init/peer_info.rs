@@ -3,9 +3,12 @@
 use crate::algorithm::Algorithm;
 use crate::communicator::tuning::select::forced_algorithm;
 use crate::communicator::tuning::slot_sizing::buff_size;
-use crate::config::{Config, Protection};
+use crate::config::{Config, NetChoice, Protection};
+use crate::crypto::sha256;
 use crate::error::{Error, Result};
 use crate::host;
+use crate::os::thread_signals::say;
+use crate::transport::engine::choice::Candidate;
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 /// What a rank tells the others at the rendezvous.
@@ -21,6 +24,9 @@ pub(in crate::communicator) struct PeerInfo {
     pub algorithm: u64,
     pub protection: u64,
     pub sockets: u64,
+    pub net: u64,
+    /// Which network engine it brings along; 0 for none.
+    pub engine: u64,
     /// 1 where the rank is on a device.
     pub device: u64,
     /// The cores that it may run on: ranks bound to a core each do not share cores.
@@ -42,7 +48,7 @@ pub(super) fn own_cores() -> Cores {
 }
 
 /// Bytes of an introduction.
-pub(super) const INTRODUCTION: usize = 8 * (8 + size_of::<Cores>() / 8);
+pub(super) const INTRODUCTION: usize = 8 * (10 + size_of::<Cores>() / 8);
 
 impl PeerInfo {
     /// This rank's.
@@ -55,6 +61,8 @@ impl PeerInfo {
             algorithm: forced_algorithm(config)?.map_or(0, |algorithm| algorithm as u64 + 1),
             protection: config.protection as u64,
             sockets: config.nsocks as u64,
+            net: net_word(&config.net),
+            engine: 0,
             device: u64::from(is_on_device),
             cores: own_cores(),
         })
@@ -69,6 +77,8 @@ impl PeerInfo {
             self.algorithm,
             self.protection,
             self.sockets,
+            self.net,
+            self.engine,
             self.device,
         ];
         words.iter().chain(&self.cores).flat_map(|word| word.to_le_bytes()).collect()
@@ -88,6 +98,8 @@ impl PeerInfo {
             algorithm: next()?,
             protection: next()?,
             sockets: next()?,
+            net: next()?,
+            engine: next()?,
             device: next()?,
             cores: {
                 let mut cores = Cores::default();
@@ -102,13 +114,23 @@ impl PeerInfo {
     pub fn check(&self, rank: usize, other: usize, theirs: &PeerInfo) -> Result<()> {
         type Shown = fn(u64) -> String;
         let number: Shown = |word| word.to_string();
-        let fields: [(_, _, _, Shown); 5] = [
+        let fields: [(_, _, _, Shown); 6] = [
             ("RINGCOMM_BUFFSIZE", self.buff_size, theirs.buff_size, number),
             ("RINGCOMM_DETERMINISTIC", self.deterministic, theirs.deterministic, number),
             ("RINGCOMM_ALGO", self.algorithm, theirs.algorithm, algorithm),
             ("RINGCOMM_PROTECTION", self.protection, theirs.protection, protection),
             ("RINGCOMM_NSOCKS", self.sockets, theirs.sockets, number),
+            ("RINGCOMM_NET", self.net, theirs.net, net_name),
         ];
+        // Where nothing is asked for, ranks without a common engine use TCP.
+        let is_asked_for = self.net != net_word(&NetChoice::Auto);
+        if self.net == theirs.net && is_asked_for && self.engine != theirs.engine {
+            return Err(Error::usage(format!(
+                "rank {rank} and rank {other} have different versions of the network engine that \
+                 RINGCOMM_NET={} asks for; install the same on all hosts",
+                net_name(self.net)
+            )));
+        }
         match fields.iter().find(|(_, mine, theirs, _)| mine != theirs) {
             None => Ok(()),
             Some((name, mine, theirs, shown)) => Err(Error::usage(format!(
@@ -121,12 +143,51 @@ impl PeerInfo {
     }
 }
 
+/// The engine, if all ranks have it.
+pub(super) fn of_all(
+    engine: Option<Candidate>,
+    peer_infos: &[PeerInfo],
+    rank: usize,
+    config: &Config,
+) -> Option<Candidate> {
+    let mine = peer_infos[rank].engine;
+    let have_same = peer_infos.iter().all(|one| one.engine == mine);
+    if !have_same && config.debug > 0 && rank == 0 {
+        say("ringcomm: ranks have different network engines, or versions of one, or some have \
+             none: messages go over tcp");
+    }
+    engine.filter(|_| have_same)
+}
+
 /// The name of the algorithm that such a word stands for.
 fn algorithm(word: u64) -> String {
     let named = || Algorithm::ALL.iter().find(|one| **one as u64 + 1 == word);
     match word {
         0 => "none".into(),
         _ => named().map_or_else(|| format!("number {word}"), |one| one.name().into()),
+    }
+}
+
+/// How many bits of such a word say the kind of network; the others tell plugins apart.
+const NET_KIND_BITS: u32 = 8;
+
+fn net_word(net: &NetChoice) -> u64 {
+    let kind = match net {
+        NetChoice::Auto => 0,
+        NetChoice::Tcp => 1,
+        NetChoice::Ucx => 2,
+        NetChoice::Plugin(_) => 3,
+    };
+    let digest = sha256(&[net.name().as_bytes()]);
+    u64::from_le_bytes(*digest.first_chunk().expect("a digest is longer")) << NET_KIND_BITS | kind
+}
+
+/// What [`net_word`] was given, but for a plugin's name.
+fn net_name(word: u64) -> String {
+    let named = [NetChoice::Auto, NetChoice::Tcp, NetChoice::Ucx, NetChoice::Plugin(None)];
+    match named.iter().find(|net| net_word(net) == word) {
+        Some(net) => net.name(),
+        None => "plugin:NAME (another name)".into(),
     }
 }
 

@@ -36,6 +36,8 @@ pub struct PlanContext {
     pub one_process: bool,
     pub one_machine: bool,
     all_remote: bool,
+    /// What moves messages between hosts: "tcp", or the kind of engine.
+    pub net: &'static str,
     /// Which ranks share a host.
     pub topology: Topology,
     pub costs: Costs,
@@ -61,6 +63,7 @@ impl PlanContext {
             one_process: links.one_process(),
             one_machine: links.one_machine(),
             all_remote: peers.all(|peer| links.is_remote(peer)),
+            net: "tcp",
             topology,
             costs: Costs::default(),
             setting_up: true,
@@ -82,6 +85,7 @@ impl PlanContext {
             one_process: false,
             one_machine: true,
             all_remote: false,
+            net: "tcp",
             topology: Topology::one_host(nranks),
             costs,
             setting_up: false,
@@ -91,8 +95,8 @@ impl PlanContext {
     }
 
     /// With the constants that the ranks have agreed on.
-    pub fn settled(&self, costs: Costs) -> PlanContext {
-        PlanContext { costs, setting_up: false, ..self.clone() }
+    pub fn settled(&self, costs: Costs, net: &'static str) -> PlanContext {
+        PlanContext { costs, net, setting_up: false, ..self.clone() }
     }
 
     /// Whether the ranks may go through scratch that they share: all are on one machine, and none
@@ -114,7 +118,14 @@ impl PlanContext {
     /// How data moves, in words.
     pub fn transport(&self, ready: &BoundCall) -> &'static str {
         if !self.one_machine {
-            return if self.all_remote { "net/tcp" } else { "shm and net/tcp" };
+            return match (self.all_remote, self.net) {
+                (true, "ucx") => "net/ucx",
+                (true, "plugin") => "net/plugin",
+                (true, _) => "net/tcp",
+                (false, "ucx") => "shm and net/ucx",
+                (false, "plugin") => "shm and net/plugin",
+                (false, _) => "shm and net/tcp",
+            };
         }
         match (self.one_process, &ready.way) {
             (true, DataPath::Direct(_)) if ready.mapped.is_some() => {

@@ -10,6 +10,7 @@
 use super::{Links, Reach};
 use crate::device::host::copy;
 use crate::error::{Error, Result};
+use crate::transport::engine::EngineInfo;
 use crate::transport::fifo::{ReceivedMessage, Stamp};
 use crate::transport::network::{Connection, Endpoint, Lengths};
 use crate::transport::wait::{self, Doorbell, OnBell, WaitCheck, Waiting};
@@ -127,6 +128,31 @@ impl Links {
     /// The longest piece where some rank is on a device: there none goes whole that is longer.
     pub fn longest_piece(&self) -> usize {
         self.next_piece(usize::MAX, 0)
+    }
+
+    /// The network engine beside the sockets, and whether messages go over it.
+    pub fn engine(&self) -> Option<(EngineInfo, bool)> {
+        self.network.as_ref()?.engine()
+    }
+
+    /// What moves messages between hosts: "tcp", or the kind of engine.
+    pub fn net(&self) -> &'static str {
+        self.engine().filter(|(_, is_used)| *is_used).map_or("tcp", |(info, _)| info.kind)
+    }
+
+    /// Whether the engine works between this rank and a peer, of those that it reaches over it.
+    pub fn engine_hears(&mut self, peer: usize) -> bool {
+        self.remote().engine_hears(peer)
+    }
+
+    /// Send to other hosts over the engine from now on, or over sockets.
+    pub fn use_engine(&mut self, is_used: bool) {
+        self.remote().use_engine(is_used);
+    }
+
+    /// Have no engine any more.
+    pub fn close_engine(&mut self) {
+        self.remote().close_engine();
     }
 
     fn remote(&mut self) -> &mut dyn Endpoint {

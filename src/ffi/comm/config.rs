@@ -3,7 +3,9 @@
 //! A structure says its size first, so that programs built with an older header, whose structure
 //! is a prefix of today's, go on working: fields they do not have count as not set.
 
-use crate::config::{Config, DeviceChoice, LEAST_BUFF_SIZE, MOST_NSOCKS, Protection, ports};
+use crate::config::{
+    Config, DeviceChoice, LEAST_BUFF_SIZE, MOST_NSOCKS, NetChoice, Protection, ports,
+};
 use crate::error::{Error, Result};
 use crate::ffi::convert;
 use crate::ffi::types::{RING_CONFIG_UNDEF_INT, RING_MAGIC, ringConfig_t};
@@ -32,6 +34,7 @@ fn undefined() -> ringConfig_t {
         nsocks: RING_CONFIG_UNDEF_INT,
         device: RING_CONFIG_UNDEF_INT,
         initTimeoutMs: RING_CONFIG_UNDEF_INT.into(),
+        net: std::ptr::null(),
     }
 }
 
@@ -144,6 +147,10 @@ fn apply(fields: &ringConfig_t, config: &mut Config) -> Result<()> {
         let wrong = |why| Error::argument(format!("config.ports={range:?} {why}"));
         config.ports = Some(ports(&range).map_err(wrong)?);
     }
+    if let Some(net) = convert::text(fields.net, "config.net")? {
+        let wrong = |why| Error::argument(format!("config.net={net:?} {why}"));
+        config.net = NetChoice::from_name(&net).map_err(wrong)?;
+    }
     if let Some(algorithm) = convert::text(fields.algorithm, "config.algorithm")? {
         config.algorithm = Some(algorithm);
     }
@@ -186,6 +193,7 @@ mod tests {
             raw.initTimeoutMs = 70;
             raw.interfaces = c"eth".as_ptr();
             raw.ports = c"7-9".as_ptr();
+            raw.net = c"plugin:ofi".as_ptr();
         });
         let wanted = Config {
             timeout_ms: 250,
@@ -201,6 +209,7 @@ mod tests {
             init_timeout_ms: Some(70),
             interfaces: Some("eth".into()),
             ports: Some(7..=9),
+            net: NetChoice::Plugin(Some("ofi".into())),
             ..Config::default()
         };
         assert_eq!(config.unwrap(), wanted);
@@ -223,7 +232,7 @@ mod tests {
     #[test]
     fn a_field_out_of_bounds_is_named() {
         type Change = fn(&mut ringConfig_t);
-        let bad: [(&str, Change); 10] = [
+        let bad: [(&str, Change); 11] = [
             ("timeoutMs is 0", |raw| raw.timeoutMs = 0),
             ("buffSize is 100", |raw| raw.buffSize = 100),
             ("deterministic is 2", |raw| raw.deterministic = 2),
@@ -234,6 +243,7 @@ mod tests {
             ("device is -2", |raw| raw.device = -2),
             ("initTimeoutMs is 0", |raw| raw.initTimeoutMs = 0),
             ("config.ports=\"9-7\"", |raw| raw.ports = c"9-7".as_ptr()),
+            ("config.net=\"udp\" is none of auto, tcp,", |raw| raw.net = c"udp".as_ptr()),
         ];
         for (text, change) in bad {
             let error = applied(change).unwrap_err().to_string();

@@ -36,6 +36,7 @@
 #![allow(unsafe_code)]
 
 use crate::error::Error;
+use crate::transport::engine::EngineInfo;
 use crate::transport::fifo::{ReceivedMessage, Stamp};
 use std::time::Duration;
 
@@ -96,6 +97,22 @@ pub trait Endpoint: Send {
 
     /// Whether [`Connection::send_from`] sends from where the bytes lie, without a copy.
     fn is_zero_copy(&self) -> bool;
+
+    /// The network engine beside the sockets, and whether messages go over it.
+    fn engine(&self) -> Option<(EngineInfo, bool)> {
+        None
+    }
+
+    /// Whether the engine works between this rank and a peer: asked again, it comes to be.
+    fn engine_hears(&mut self, _peer: usize) -> bool {
+        false
+    }
+
+    /// Send over the engine from now on, or over sockets: all that was posted is written.
+    fn use_engine(&mut self, _is_used: bool) {}
+
+    /// Have no engine any more: all that any end sent over it has come.
+    fn close_engine(&mut self) {}
 
     /// Note that messages were posted to `peer`.
     fn posted(&mut self, peer: usize);

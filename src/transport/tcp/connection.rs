@@ -9,6 +9,7 @@ use super::outbound::Outbound;
 use super::slot_pool::SlotPool;
 use crate::config::MOST_NSOCKS;
 use crate::error::Result;
+use crate::transport::engine::{ENVELOPE_BYTES, Lane};
 use crate::transport::fifo::{FifoShape, ReceivedMessage, Stamp};
 use crate::transport::network::Connection;
 use std::time::{Duration, Instant};
@@ -25,6 +26,9 @@ pub const EXPLANATION: Duration = Duration::from_secs(1);
 /// Every how many polls data sockets other than the first are read: a short message usually is on
 /// the first one.
 const OTHER_SOCKETS: u32 = 4;
+
+/// The same where messages come over a lane, and sockets only tell of the peer's end.
+const BESIDE_LANE: u32 = 64;
 
 /// A bit for each data socket.
 type Ended = u32;
@@ -49,6 +53,13 @@ fn inbound_geometry(settings: Settings) -> FifoShape {
 }
 
 pub struct TcpConnection {
+    /// A lane beside the sockets, closed before the slots are given up.
+    lane: Option<Lane>,
+    greets: bool,
+    /// Sockets over which the peer has not said where its engine is.
+    greetings: usize,
+    /// Messages leave over the lane. They come over either.
+    uses_lane: bool,
     outbound: Outbound,
     inbound: Inbound,
     data_sockets: Vec<DataSocket>,
@@ -62,18 +73,34 @@ pub struct TcpConnection {
 
 impl TcpConnection {
     /// An error where there is no memory for its slots.
-    pub fn new(settings: Settings) -> Result<TcpConnection> {
-        let blocks = SlotPool::new(settings.geometry, 0)?;
-        Ok(TcpConnection::of(settings, blocks, Inbound::blocks(inbound_geometry(settings))?))
+    ///
+    /// `greets`: both ends say over each socket where their engine is, or that there is none.
+    pub fn new(settings: Settings, lane: Option<Lane>, greets: bool) -> Result<TcpConnection> {
+        let behind = lane.as_ref().map_or(0, |_| ENVELOPE_BYTES);
+        let mut shapes = [settings.geometry, inbound_geometry(settings)];
+        if lane.as_ref().is_some_and(Lane::posts_receives) {
+            // A block for its words, and as many to receive into as the sockets have.
+            shapes[0].depth += 1;
+            shapes[1].depth *= 2;
+        }
+        let [blocks, into] = shapes.map(|shape| SlotPool::new(shape, behind));
+        let (blocks, into) = (blocks?, into?);
+        let mut connection = TcpConnection::of(settings, blocks, into, lane);
+        connection.greets = greets;
+        Ok(connection)
     }
 
     /// One without slots, over which nothing goes; it takes no data sockets.
     pub fn bare(settings: Settings) -> TcpConnection {
-        TcpConnection::of(settings, SlotPool::none(), SlotPool::none())
+        TcpConnection::of(settings, SlotPool::none(), SlotPool::none(), None)
     }
 
-    fn of(settings: Settings, out: SlotPool, into: SlotPool) -> TcpConnection {
+    fn of(settings: Settings, out: SlotPool, into: SlotPool, lane: Option<Lane>) -> TcpConnection {
         TcpConnection {
+            lane,
+            greets: false,
+            greetings: 0,
+            uses_lane: false,
             outbound: Outbound::new(out, settings.geometry, settings.protection),
             inbound: Inbound::new(into, inbound_geometry(settings)),
             data_sockets: Vec::with_capacity(settings.data_sockets),
@@ -81,6 +108,23 @@ impl TcpConnection {
             broken: None,
             ended: 0,
             polls: 0,
+        }
+    }
+
+    /// Let messages leave over the lane, or over the sockets.
+    pub fn use_lane(&mut self, is_used: bool) {
+        self.uses_lane = is_used && self.lane.is_some();
+        self.outbound.copy_all(self.uses_lane);
+    }
+
+    /// Have no lane any more: all that either end sent over it has come.
+    pub fn close_lane(&mut self) {
+        self.use_lane(false);
+        if let Some(mut lane) = self.lane.take()
+            && !lane.close()
+        {
+            self.outbound.keep_slots();
+            self.inbound.keep_slots();
         }
     }
 
@@ -103,7 +147,64 @@ impl TcpConnection {
             self.settings.protection,
             &data_socket.keys,
         ));
+        if self.greets {
+            let socket = self.data_sockets.last_mut().expect("just pushed");
+            let keys = data_socket.keys;
+            let words = self.lane.as_mut().map_or(&[][..], |lane| lane.greeting(&keys));
+            if let Err(why) = socket.greet(words, keys) {
+                return self.mark_broken(&why.to_string());
+            }
+            self.greetings += 1;
+        }
         self.flush();
+    }
+
+    /// Hear the peer's words before all messages, which open the lane, or say that there is none.
+    fn take_greetings(&mut self) {
+        if self.greetings > 0 {
+            let mut failed = None;
+            for data_socket in &mut self.data_sockets {
+                let heard = match data_socket.take_greeting() {
+                    Ok(None) => continue,
+                    Ok(Some((words, _))) if words.is_empty() => {
+                        Err("it has no network engine any more".into())
+                    }
+                    Ok(Some((words, keys))) => {
+                        self.lane.as_mut().map_or(Ok(()), |lane| lane.open(&words, &keys))
+                    }
+                    Err(SocketBroken::Damaged(why)) => Err(why.into()),
+                    // Who reads it finds out what was sent before, and why it broke.
+                    Err(_) => Ok(()),
+                };
+                self.greetings -= 1;
+                failed = failed.or(heard.err());
+            }
+            if let Some(why) = failed {
+                self.fail_lane(&why);
+            }
+        }
+        if let Some(lane) = self.lane.as_mut().filter(|lane| lane.lacks_blocks()) {
+            lane.lend(&mut self.outbound, &mut self.inbound);
+        }
+    }
+
+    /// The lane is of no use: nor is the connection, unless messages go over its sockets.
+    fn fail_lane(&mut self, why: &str) {
+        match self.uses_lane {
+            true => self.mark_broken(&format!("{why} (RINGCOMM_NET=tcp does without the engine)")),
+            false => self.close_lane(),
+        }
+    }
+
+    /// Whether the engine works between both ends.
+    pub fn lane_hears(&mut self) -> bool {
+        self.take_greetings();
+        self.lane.as_ref().is_some_and(Lane::hears)
+    }
+
+    /// Whether a socket has a message that it has not written to its end.
+    fn is_writing(&self) -> bool {
+        self.data_sockets.iter().any(DataSocket::is_writing)
     }
 
     pub fn data_sockets(&self) -> impl Iterator<Item = &DataSocket> {
@@ -113,14 +214,15 @@ impl TcpConnection {
     /// End the data sockets once nothing is on its way over any: who finds the end of one has what
     /// came over the others.
     pub fn end(&self) {
-        if self.data_sockets.len() == 1 || self.is_delivered() {
+        if self.data_sockets.len() == 1 && self.lane.is_none() || self.is_delivered() {
             self.data_sockets.iter().for_each(DataSocket::shutdown_write);
         }
     }
 
     /// Whether the peer's machine has all that was written.
     pub fn is_delivered(&self) -> bool {
-        self.is_broken() || self.data_sockets.iter().all(DataSocket::is_delivered)
+        let lane = self.lane.as_ref().is_none_or(Lane::is_delivered);
+        self.is_broken() || lane && self.data_sockets.iter().all(DataSocket::is_delivered)
     }
 
     pub fn settle(&mut self, address: *const u8, bytes: usize) {
@@ -197,19 +299,36 @@ impl Connection for TcpConnection {
         if self.broken.is_some() {
             return;
         }
+        self.take_greetings();
+        // What the lane took before it was left.
+        if let Some(lane) = self.lane.as_mut().filter(|_| !self.uses_lane)
+            && !self.outbound.is_written()
+        {
+            lane.settle(&mut self.outbound);
+        }
+        // Until the peer has said where its engine is, messages go over sockets.
+        let lane = self.lane.as_mut().filter(|lane| self.uses_lane && lane.is_open());
+        let begins = lane.is_none();
+        if let Some(Err(why)) = lane.map(|lane| lane.write(&mut self.outbound)) {
+            return self.fail_lane(&why);
+        }
         for data_socket in &mut self.data_sockets {
-            if let Err(why) = data_socket.write(&mut self.outbound) {
+            if let Err(why) = data_socket.write(&mut self.outbound, begins) {
                 return self.mark_broken(&why.to_string());
             }
         }
     }
 
     fn is_written(&self) -> bool {
+        // An engine sends what it has taken without further calls.
         self.outbound.is_written()
+            || self.uses_lane && self.outbound.is_taken() && !self.is_writing()
     }
 
     fn receive_at(&mut self, address: *mut u8, length: usize, stamp: &Stamp) {
-        self.inbound.want_at(address, length, stamp);
+        if !self.uses_lane {
+            self.inbound.want_at(address, length, stamp);
+        }
     }
 
     fn receive_anywhere(&mut self) {
@@ -222,10 +341,24 @@ impl Connection for TcpConnection {
             return ready;
         }
         self.polls = self.polls.wrapping_add(1);
-        let all = self.broken.is_some() || self.polls.is_multiple_of(OTHER_SOCKETS);
+        self.take_greetings();
+        if let Some(lane) = &mut self.lane {
+            // The peer may have closed a lane that nobody uses.
+            if let Err(why) = lane.read(&mut self.inbound) {
+                self.fail_lane(&why);
+            }
+            let ready = self.inbound.ready();
+            if ready.is_some() {
+                return ready;
+            }
+        }
+        let uses_lane = self.uses_lane && self.greetings == 0;
+        let polls = if uses_lane { BESIDE_LANE } else { OTHER_SOCKETS };
+        let all = self.broken.is_some() || self.polls.is_multiple_of(polls);
         let ended = self.ended;
         let worth = |(index, data_socket): &(usize, &mut DataSocket)| {
-            ended & 1 << index == 0 && (all || *index == 0 || data_socket.is_reading())
+            let is_likely = *index == 0 && !uses_lane || data_socket.is_reading();
+            ended & 1 << index == 0 && (all || is_likely)
         };
         let mut failure = None;
         for (index, data_socket) in self.data_sockets.iter_mut().enumerate().filter(worth) {
@@ -248,129 +381,12 @@ impl Connection for TcpConnection {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::super::SocketKeys;
-    use super::super::frame::Frame;
-    use super::*;
-    use crate::config::Protection;
-    use crate::transport::network::Lengths;
-    use std::io::{Read, Write};
-    use std::net::{TcpListener, TcpStream};
-    use std::os::fd::OwnedFd;
-
-    /// A connection of two data sockets, and the other ends of both.
-    fn connection() -> (TcpConnection, [TcpStream; 2]) {
-        connection_of()
-    }
-
-    fn connection_of<const SOCKETS: usize>() -> (TcpConnection, [TcpStream; SOCKETS]) {
-        let geometry = FifoShape { depth: 4, slot_bytes: 64 };
-        let mut connection = TcpConnection::new(Settings {
-            geometry,
-            steps: Lengths { cut: 64, whole: 0 },
-            messages: Lengths { cut: 64, whole: 0 },
-            protection: Protection::Clear,
-            data_sockets: 2,
-        })
-        .unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let ends = [(); SOCKETS].map(|()| {
-            let end = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let socket = OwnedFd::from(listener.accept().unwrap().0);
-            let keys = SocketKeys { send: [1; 32], receive: [2; 32] };
-            connection.add_socket(NewDataSocket { peer: 1, socket, keys });
-            end
-        });
-        (connection, ends)
-    }
-
-    fn message(position: u64) -> [u8; super::super::frame::FRAME_BYTES] {
-        Frame { position, ..Frame::default() }.encode()
-    }
-
-    fn until(connection: &mut TcpConnection, is_done: impl Fn(&mut TcpConnection) -> bool) {
-        let started = Instant::now();
-        while !is_done(connection) {
-            assert!(started.elapsed() < Duration::from_secs(60), "nothing happens any more");
-        }
-    }
-
-    #[test]
-    fn what_came_before_the_end_of_a_socket_is_read_from_the_others() {
-        let (mut connection, [mut first, mut second]) = connection();
-        second.write_all(&message(0)).unwrap();
-        first.write_all(&message(1)).unwrap();
-        drop(first);
-        for _ in 0..2 {
-            until(&mut connection, |connection| connection.peek().is_some());
-            connection.free();
-        }
-        until(&mut connection, |connection| connection.peek().is_none() && connection.is_broken());
-    }
-
-    #[test]
-    fn a_peer_that_lives_and_has_ended_one_socket_may_still_send_over_the_other() {
-        let (mut connection, [first, mut second]) = connection();
-        // No time passes.
-        let now = Instant::now();
-        drop(first);
-        until(&mut connection, |connection| connection.peek().is_none() && connection.is_broken());
-        connection.explained();
-        assert!(connection.breach(now).is_none(), "the other data_socket is open");
-        second.write_all(&message(0)).unwrap();
-        until(&mut connection, |connection| connection.peek().is_some());
-        connection.free();
-        drop(second);
-        until(&mut connection, |connection| {
-            connection.peek().is_none() && connection.breach(now).is_some()
-        });
-    }
-
-    #[test]
-    fn a_peer_that_comes_again_and_again_gets_no_more_sockets_than_there_can_be() {
-        let (mut connection, ends) = connection_of::<40>();
-        let mut ends = ends.into_iter();
-        let mut first = ends.next().unwrap();
-        for mut surplus in &ends.as_slice()[MOST_SOCKETS - 1..] {
-            surplus.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-            assert_eq!(surplus.read(&mut [0]).expect("an end"), 0, "it was hung up on");
-        }
-        let now = Instant::now();
-        drop(ends);
-        until(&mut connection, |connection| {
-            connection.peek().is_none()
-                && connection.ended.count_ones() as usize == connection.data_sockets.len() - 1
-        });
-        connection.explained();
-        assert!(connection.breach(now).is_none(), "the first data_socket is open");
-        first.write_all(&message(0)).unwrap();
-        until(&mut connection, |connection| connection.peek().is_some());
-    }
-
-    #[test]
-    fn sockets_end_when_all_of_them_have_delivered() {
-        let (connection, [_first, second]) = connection();
-        // The kernels of both ends hold less than this.
-        let bytes = vec![0; 64 << 20];
-        let data_socket = &connection.data_sockets[0];
-        let sent = data_socket.send_unframed(&bytes).unwrap();
-        assert!(sent > 0 && !connection.is_delivered());
-        connection.end();
-        second.set_nonblocking(true).unwrap();
-        let error = (&second).read(&mut [0]).unwrap_err();
-        assert_eq!(
-            error.kind(),
-            std::io::ErrorKind::WouldBlock,
-            "the other data_socket has not ended"
-        );
-    }
-
-    #[test]
-    fn a_socket_that_ends_within_a_message_breaks_the_connection() {
-        let (mut connection, [mut first, _second]) = connection();
-        first.write_all(&message(0)[..9]).unwrap();
-        drop(first);
-        until(&mut connection, |connection| connection.peek().is_none() && connection.is_broken());
+impl Drop for TcpConnection {
+    fn drop(&mut self) {
+        self.close_lane();
     }
 }
+
+#[cfg(test)]
+#[path = "connection_tests.rs"]
+mod tests;

@@ -21,6 +21,9 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 /// and copying as much once more takes under a microsecond.
 const AHEAD: usize = 16 << 10;
 
+/// The longest words before all messages.
+pub const MOST_GREETING: usize = AHEAD - 4;
+
 /// While a message of this many bytes comes, only the next header is read ahead: what follows is
 /// likely as long, and goes to its place without a copy.
 const LONG: usize = 32 << 10;
@@ -85,6 +88,8 @@ pub struct DataSocket {
     body: Option<Body>,
     /// The next frame waits for its slot.
     stalled: bool,
+    /// The peer's words before all messages are still to come; to be given with them.
+    awaits_greeting: Option<SocketKeys>,
     silence: AckWatch,
 }
 
@@ -106,6 +111,7 @@ impl DataSocket {
             end: 0,
             body: None,
             stalled: false,
+            awaits_greeting: None,
             silence: AckWatch::default(),
         }
     }
@@ -153,11 +159,44 @@ impl DataSocket {
         self.silence.is_silent(self.socket.as_raw_fd())
     }
 
-    /// Write what is posted, as far as the socket takes it.
-    pub fn write(&mut self, outbound: &mut Outbound) -> Result<(), SocketBroken> {
+    /// Write words before all messages, at once, since they are few, and await the peer's.
+    pub fn greet(&mut self, words: &[u8], keys: SocketKeys) -> Result<(), SocketBroken> {
+        self.awaits_greeting = Some(keys);
+        let length = (words.len() as u32).to_le_bytes();
+        match send(&self.socket, [&length, words, &[]], 0) {
+            Ok(sent) if sent == length.len() + words.len() => Ok(()),
+            Ok(_) => Err(SocketBroken::Damaged("its first words did not fit the socket")),
+            Err(error) => Err(SocketBroken::System(error.into())),
+        }
+    }
+
+    /// The peer's words before all messages, when they have come, and the socket's keys.
+    pub fn take_greeting(&mut self) -> Result<Option<(Vec<u8>, SocketKeys)>, SocketBroken> {
+        let Some(keys) = self.awaits_greeting.take() else { return Ok(None) };
+        let end = self.end;
+        let got = receive(&self.socket, [&mut self.buffer[end..], &mut [], &mut []])?;
+        self.end += got.unwrap_or(0);
+        let have = &self.buffer[self.start..self.end];
+        if let Some((length, rest)) = have.split_first_chunk::<4>() {
+            let length = u32::from_le_bytes(*length) as usize;
+            if length > MOST_GREETING {
+                return Err(SocketBroken::Damaged("its first words are too long"));
+            }
+            if let Some(words) = rest.get(..length).map(<[u8]>::to_vec) {
+                self.start += 4 + length;
+                return Ok(Some((words, keys)));
+            }
+        }
+        self.awaits_greeting = Some(keys);
+        Ok(None)
+    }
+
+    /// Write what is posted, as far as the socket takes it; or no more than was begun.
+    pub fn write(&mut self, outbound: &mut Outbound, begins: bool) -> Result<(), SocketBroken> {
         loop {
             let (position, done) = match self.writing {
                 Some(writing) => writing,
+                None if !begins => return Ok(()),
                 None => match outbound.take(self.seals.as_ref()) {
                     Some(position) => (position, 0),
                     None => return Ok(()),
@@ -185,7 +224,7 @@ impl DataSocket {
     /// Read until the connection's next message is there or the socket is empty.
     pub fn read(&mut self, inbound: &mut Inbound) -> Result<(), SocketBroken> {
         self.stalled = false;
-        while inbound.ready().is_none() {
+        while inbound.ready().is_none() && self.awaits_greeting.is_none() {
             let advanced = match self.body {
                 Some(_) => self.read_body(inbound)?,
                 None => self.read_header(inbound)?,
@@ -271,20 +310,30 @@ impl DataSocket {
         let length = body.frame.length as usize;
         // SAFETY: the bytes were just read there.
         let payload = unsafe { std::slice::from_raw_parts_mut(body.place.address, length) };
-        if let Some(cipher) = &self.opens {
-            if !cipher.open(body.frame.position, &body.header, payload, &body.tag) {
-                return Err(SocketBroken::Damaged("a message was not sealed by the peer"));
-            }
-        } else if self.protection == Protection::Checksum
-            && length > 0
-            && checksum(payload) != body.frame.payload_check
-        {
-            return Err(SocketBroken::Damaged(
-                "a message was damaged on the way (its checksum differs)",
-            ));
-        }
+        let cipher = self.opens.as_ref();
+        verify(self.protection, cipher, (&body.frame, &body.header, &body.tag), payload)
+            .map_err(SocketBroken::Damaged)?;
         inbound.arrived(&body.frame, body.place);
         Ok(())
+    }
+}
+
+/// Whether a message is as the peer sent it; an encrypted one is opened where it lies.
+pub fn verify(
+    protection: Protection,
+    cipher: Option<&Aead>,
+    (frame, header, tag): (&Frame, &[u8; FRAME_BYTES], &[u8; TAG_BYTES]),
+    payload: &mut [u8],
+) -> Result<(), &'static str> {
+    let checks = protection == Protection::Checksum && !payload.is_empty();
+    match cipher {
+        Some(cipher) if !cipher.open(frame.position, header, payload, tag) => {
+            Err("a message was not sealed by the peer")
+        }
+        None if checks && checksum(payload) != frame.payload_check => {
+            Err("a message was damaged on the way (its checksum differs)")
+        }
+        _ => Ok(()),
     }
 }
 

@@ -8,11 +8,15 @@ use crate::os::poll::{EventFd, entry, poll_for};
 use crate::os::tcp_liveness::LOOK;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
+use crate::transport::engine::{EngineInfo, Lane, SharedEngine};
 use crate::transport::fifo::FifoShape;
 use crate::transport::network::{Connection, Endpoint, Lengths};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// How long a rank sleeps at once that waits for an engine which wakes nobody.
+const NAP: Duration = Duration::from_micros(200);
 
 /// What all connections of a rank share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +128,12 @@ pub struct TcpEndpoint {
     parked: Vec<NewDataSocket>,
     inbox: Arc<SocketInbox>,
     connect: Box<dyn Connect>,
+    /// What has lanes beside the sockets, and whether messages go over these.
+    engine: Option<Arc<SharedEngine>>,
+    uses_engine: bool,
+    /// Every socket begins with words on the engine, also once there is none any more: a peer may
+    /// not know that yet.
+    greets: bool,
     /// Peers with messages that are not the kernel's yet.
     unwritten: Vec<usize>,
     polled: Vec<libc::pollfd>,
@@ -147,10 +157,19 @@ impl TcpEndpoint {
             parked: Vec::new(),
             inbox,
             connect,
+            engine: None,
+            uses_engine: false,
+            greets: false,
             unwritten: Vec::with_capacity(nranks),
             polled: Vec::with_capacity(nranks * settings.data_sockets + 1),
             next_look: Instant::now() + LOOK,
         }
+    }
+
+    /// Have lanes of an engine beside the sockets, which carry all messages if `is_used`.
+    pub fn with_engine(mut self, engine: Arc<SharedEngine>, is_used: bool) -> TcpEndpoint {
+        (self.engine, self.uses_engine, self.greets) = (Some(engine), is_used, true);
+        self
     }
 
     /// The connection to `peer`.
@@ -189,7 +208,17 @@ impl TcpEndpoint {
     /// The ends of a connection, with the sockets that have come for it, or an error where there is
     /// no memory.
     fn adopt(&mut self, peer: usize) -> Result<Box<TcpConnection>> {
-        let mut connection = Box::new(TcpConnection::new(self.settings)?);
+        let protection = self.settings.protection;
+        let lane =
+            self.engine.clone().map(|engine| Lane::new(engine, (self.rank, peer), protection));
+        let lane = match lane.transpose() {
+            Err(error) if self.uses_engine => return Err(error),
+            // Nobody has asked for it.
+            Err(_) => None,
+            Ok(lane) => lane,
+        };
+        let mut connection = Box::new(TcpConnection::new(self.settings, lane, self.greets)?);
+        connection.use_lane(self.uses_engine);
         let theirs = self.parked.extract_if(.., |data_socket| data_socket.peer == peer);
         theirs.for_each(|data_socket| connection.add_socket(data_socket));
         Ok(connection)
@@ -273,7 +302,28 @@ impl Endpoint for TcpEndpoint {
     }
 
     fn is_zero_copy(&self) -> bool {
-        self.settings.protection != Protection::Encrypted
+        self.settings.protection != Protection::Encrypted && !self.uses_engine
+    }
+
+    fn engine(&self) -> Option<(EngineInfo, bool)> {
+        let engine = self.engine.as_ref()?;
+        Some((engine.info(), self.uses_engine))
+    }
+
+    fn engine_hears(&mut self, peer: usize) -> bool {
+        self.tcp_connection(peer).lane_hears()
+    }
+
+    fn use_engine(&mut self, is_used: bool) {
+        self.uses_engine = is_used && self.engine.is_some();
+        let connections = self.connections.iter_mut().flatten();
+        connections.for_each(|connection| connection.use_lane(self.uses_engine));
+    }
+
+    fn close_engine(&mut self) {
+        self.uses_engine = false;
+        self.connections.iter_mut().flatten().for_each(|connection| connection.close_lane());
+        self.engine = None;
     }
 
     fn posted(&mut self, peer: usize) {
@@ -330,6 +380,17 @@ impl Endpoint for TcpEndpoint {
                 if events != 0 {
                     self.polled.push(entry(data_socket.fd(), events));
                 }
+            }
+        }
+        let mut time = time;
+        if let Some(engine) = self.engine.as_ref().filter(|_| self.uses_engine) {
+            let mut engine = engine.try_lock();
+            match engine.as_ref().and_then(|engine| engine.event()) {
+                None => time = time.min(NAP),
+                Some(event) if engine.as_mut().is_some_and(|engine| engine.arm()) => {
+                    self.polled.push(entry(event, libc::POLLIN));
+                }
+                Some(_) => return,
             }
         }
         // An error ends the sleep early.

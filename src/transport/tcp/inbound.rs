@@ -6,6 +6,7 @@
 
 use super::frame::Frame;
 use super::slot_pool::SlotPool;
+#[cfg(test)]
 use crate::error::Result;
 use crate::transport::fifo::{FifoShape, ReceivedMessage, Stamp};
 
@@ -40,6 +41,10 @@ pub struct Inbound {
     /// The position that is read next.
     next: u64,
     landing: Option<Landing>,
+    /// By block: an engine has it for good.
+    is_lent: Box<[bool]>,
+    /// Lent blocks whose messages were read.
+    returned: Vec<usize>,
 }
 
 // SAFETY: the landing place belongs to the running call, whose thread owns this.
@@ -53,9 +58,12 @@ pub enum FrameAdmission {
 }
 
 impl Inbound {
-    /// As many [`blocks`](Inbound::blocks) as `geometry` says; without any, nothing is admitted.
+    /// As many blocks as `geometry` says, and those that an engine may have; without any, nothing
+    /// is admitted.
     pub fn new(blocks: SlotPool, geometry: FifoShape) -> Inbound {
         Inbound {
+            is_lent: vec![false; blocks.count()].into(),
+            returned: Vec::with_capacity(blocks.count().saturating_sub(geometry.depth)),
             blocks,
             geometry,
             slots: vec![InboundSlot::Empty; geometry.depth].into(),
@@ -65,16 +73,51 @@ impl Inbound {
     }
 
     /// Blocks for it.
-    pub fn blocks(geometry: FifoShape) -> Result<SlotPool> {
+    #[cfg(test)]
+    fn blocks(geometry: FifoShape) -> Result<SlotPool> {
         SlotPool::new(geometry, 0)
+    }
+
+    /// Keep the slots' memory for good: somebody may still write to it.
+    pub fn keep_slots(&mut self) {
+        self.blocks.keep();
+    }
+
+    /// The slots' memory.
+    pub fn memory(&self) -> Option<(*mut u8, usize)> {
+        self.blocks.memory()
     }
 
     fn index(&self, position: u64) -> usize {
         (position % self.geometry.depth as u64) as usize
     }
 
-    /// Where a frame's payload goes, or why the frame cannot be right.
-    pub fn admit(&mut self, frame: &Frame) -> std::result::Result<FrameAdmission, &'static str> {
+    /// Blocks beside those of the slots, which an engine may have to receive into.
+    pub fn lendable(&self) -> usize {
+        self.blocks.count().saturating_sub(self.geometry.depth)
+    }
+
+    pub fn slot_bytes(&self) -> usize {
+        self.geometry.slot_bytes
+    }
+
+    /// A block for an engine, for good, and where it is.
+    pub fn lend(&mut self) -> Option<(usize, *mut u8)> {
+        if self.is_lent.iter().filter(|is_lent| **is_lent).count() >= self.lendable() {
+            return None;
+        }
+        let block = self.blocks.take();
+        self.is_lent[block] = true;
+        Some((block, self.blocks.address(block)))
+    }
+
+    /// A lent block whose message was read, and where it is.
+    pub fn take_returned(&mut self) -> Option<(usize, *mut u8)> {
+        self.returned.pop().map(|block| (block, self.blocks.address(block)))
+    }
+
+    /// Whether a frame's slot is free now, or why the frame cannot be right.
+    fn check(&self, frame: &Frame) -> std::result::Result<bool, &'static str> {
         if frame.length as usize > self.geometry.slot_bytes {
             return Err("a message is longer than a slot");
         }
@@ -85,16 +128,40 @@ impl Inbound {
             return Err("a message came twice");
         }
         if ahead >= depth {
+            return Ok(false);
+        }
+        match self.slots[self.index(frame.position)] {
+            InboundSlot::Empty => Ok(true),
+            _ => Err("a message came twice"),
+        }
+    }
+
+    /// Take a message whose payload lies in a lent block already.
+    pub fn admit_into(
+        &mut self,
+        frame: &Frame,
+        block: usize,
+    ) -> std::result::Result<FrameAdmission, &'static str> {
+        assert!(self.is_lent[block], "what an engine receives into was lent to it");
+        if !self.check(frame)? {
             return Ok(FrameAdmission::Later);
         }
         let index = self.index(frame.position);
-        if !matches!(self.slots[index], InboundSlot::Empty) {
-            return Err("a message came twice");
+        self.slots[index] = InboundSlot::Coming;
+        let address = self.blocks.address(block);
+        Ok(FrameAdmission::Into(PayloadTarget { address, block: Some(block) }))
+    }
+
+    /// Where a frame's payload goes, or why the frame cannot be right.
+    pub fn admit(&mut self, frame: &Frame) -> std::result::Result<FrameAdmission, &'static str> {
+        if !self.check(frame)? {
+            return Ok(FrameAdmission::Later);
         }
+        let index = self.index(frame.position);
         self.slots[index] = InboundSlot::Coming;
         let wanted = self.landing.as_ref().filter(|landing| {
             frame.length > 0
-                && ahead == 0
+                && frame.position == self.next
                 && landing.length == frame.length as usize
                 && landing.stamp.sequence == frame.stamp.sequence
                 && landing.stamp.fingerprint == frame.stamp.fingerprint
@@ -139,7 +206,10 @@ impl Inbound {
         let index = self.index(self.next);
         let slot = std::mem::replace(&mut self.slots[index], InboundSlot::Empty);
         if let InboundSlot::Arrived { place: PayloadTarget { block: Some(block), .. }, .. } = slot {
-            self.blocks.give(block);
+            match self.is_lent[block] {
+                true => self.returned.push(block),
+                false => self.blocks.give(block),
+            }
         }
         self.next += 1;
         self.landing = None;
@@ -195,6 +265,31 @@ mod tests {
         });
         let first = places.next().unwrap();
         assert!(places.all(|place| place == first));
+    }
+
+    #[test]
+    fn lent_blocks_are_beside_those_of_the_slots_and_come_back_when_read() {
+        let geometry = FifoShape { depth: 2, slot_bytes: 64 };
+        let with_more = FifoShape { depth: 3, ..geometry };
+        let mut inbound = Inbound::new(Inbound::blocks(with_more).unwrap(), geometry);
+        let (block, address) = inbound.lend().expect("there is one more");
+        assert!(inbound.lendable() == 1 && inbound.lend().is_none());
+        assert!(matches!(inbound.admit_into(&frame(2), block), Ok(FrameAdmission::Later)));
+        let Ok(FrameAdmission::Into(lent)) = inbound.admit_into(&frame(1), block) else {
+            panic!("not admitted");
+        };
+        assert_eq!(lent.address, address);
+        inbound.arrived(&frame(1), lent);
+        // A socket's message finds a block all the same.
+        let place = admitted(&mut inbound, 0);
+        assert_ne!(place.address, address);
+        inbound.arrived(&frame(0), place);
+        inbound.free();
+        assert!(inbound.take_returned().is_none());
+        inbound.free();
+        assert_eq!(inbound.take_returned(), Some((block, address)));
+        assert!(inbound.take_returned().is_none());
+        assert!((2..4).all(|position| admitted(&mut inbound, position).address != address));
     }
 
     #[test]

@@ -23,6 +23,9 @@ mod protect;
 mod slot_pool;
 
 pub use connection::{EXPLANATION, TcpConnection};
+pub(in crate::transport) use data_socket::{MOST_GREETING, verify};
 pub use endpoint::{Connect, NewDataSocket, Settings, SocketInbox, TcpEndpoint};
 pub use frame::{FRAME_BYTES, Frame};
+pub(in crate::transport) use inbound::{FrameAdmission, Inbound, PayloadTarget};
+pub(in crate::transport) use outbound::Outbound;
 pub use protect::SocketKeys;

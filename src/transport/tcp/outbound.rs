@@ -33,6 +33,8 @@ pub struct Outbound {
     reserved: Option<usize>,
     geometry: FifoShape,
     protection: Protection,
+    /// Messages go from slots alone.
+    copies: bool,
     messages: Box<[PostedMessage]>,
     /// Messages posted, taken by data sockets, and written with everything before them.
     posted: u64,
@@ -40,6 +42,8 @@ pub struct Outbound {
     written: u64,
     /// Lent messages that are not written yet.
     lent: usize,
+    /// An engine has the block that is beside those of the slots.
+    has_lent: bool,
 }
 
 // SAFETY: payloads point into `blocks` or into buffers of the running call, which its thread owns.
@@ -63,12 +67,29 @@ impl Outbound {
             reserved: None,
             geometry,
             protection,
+            copies: protection == Protection::Encrypted,
             messages: (0..geometry.depth).map(|_| empty()).collect(),
             posted: 0,
             taken: 0,
             written: 0,
             lent: 0,
+            has_lent: false,
         }
+    }
+
+    /// Send nothing from the user's memory, or do so again.
+    pub fn copy_all(&mut self, copies: bool) {
+        self.copies = copies || self.protection == Protection::Encrypted;
+    }
+
+    /// Keep the slots' memory for good: somebody may still read it.
+    pub fn keep_slots(&mut self) {
+        self.blocks.keep();
+    }
+
+    /// The slots' memory.
+    pub fn memory(&self) -> Option<(*mut u8, usize)> {
+        self.blocks.memory()
     }
 
     fn index(&self, position: u64) -> usize {
@@ -88,6 +109,11 @@ impl Outbound {
         self.written == self.posted
     }
 
+    /// Everything posted was taken by a data socket or an engine.
+    pub fn is_taken(&self) -> bool {
+        self.taken == self.posted && self.lent == 0
+    }
+
     /// Where to write the next message of `length` bytes, or `None` while all slots are taken.
     pub fn try_reserve(&mut self, length: usize) -> Option<*mut u8> {
         assert!(length <= self.geometry.slot_bytes, "a message fits its slot");
@@ -105,7 +131,8 @@ impl Outbound {
     }
 
     /// Queue a message that lies in the user's memory and stays there until it is written; whether
-    /// there was room. An encrypted message is sealed in its slot instead.
+    /// there was room. An encrypted message is sealed in its slot instead, as are all where nothing
+    /// may be lent.
     ///
     /// # Safety
     /// `payload` is valid for `length` bytes until [`Outbound::is_written`].
@@ -119,7 +146,7 @@ impl Outbound {
             return false;
         }
         // Nothing may lie nowhere.
-        if self.protection == Protection::Encrypted || length == 0 {
+        if self.copies || length == 0 {
             let slot = self.try_reserve(length).expect("there is room");
             if length > 0 {
                 // SAFETY: the slot was reserved for as many bytes; the payload is the caller's.
@@ -172,6 +199,30 @@ impl Outbound {
         Some(position)
     }
 
+    /// A block for an engine's own words, for good, where there is one beside those of the slots.
+    pub fn lend(&mut self) -> Option<*mut u8> {
+        let is_more = self.blocks.count() > self.geometry.depth && !self.has_lent;
+        self.has_lent |= is_more;
+        is_more.then(|| {
+            let block = self.blocks.take();
+            self.blocks.address(block)
+        })
+    }
+
+    /// Put bytes directly behind a message's payload, for which its block has room: where the
+    /// payload begins, and the length of both. A message in the user's memory moves to a block.
+    pub fn append(&mut self, position: u64, bytes: &[u8]) -> (*mut u8, usize) {
+        let index = self.index(position);
+        if self.messages[index].lent {
+            self.move_to_block(index);
+        }
+        let PostedMessage { payload, length, .. } = self.messages[index];
+        assert!(length + bytes.len() <= self.blocks.stride(), "blocks have room behind a slot");
+        // SAFETY: the block is the message's, and has room for both.
+        unsafe { payload.add(length).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        (payload, length + bytes.len())
+    }
+
     pub fn message(&self, position: u64) -> &PostedMessage {
         &self.messages[self.index(position)]
     }
@@ -199,18 +250,23 @@ impl Outbound {
         let (start, end) = (address.addr(), address.addr() + bytes);
         for position in self.written..self.posted {
             let index = self.index(position);
-            let message = &mut self.messages[index];
+            let message = &self.messages[index];
             let first = message.payload.addr();
             if message.lent && first < end && start < first + message.length {
-                let block = self.blocks.take();
-                let slot = self.blocks.address(block);
-                // SAFETY: the lent bytes are valid and unchanged until now; the block is nobody
-                // else's.
-                unsafe { slot.copy_from_nonoverlapping(message.payload, message.length) };
-                (message.payload, message.block, message.lent) = (slot, Some(block), false);
-                self.lent -= 1;
+                self.move_to_block(index);
             }
         }
+    }
+
+    /// Move a lent message to a block.
+    fn move_to_block(&mut self, index: usize) {
+        let block = self.blocks.take();
+        let slot = self.blocks.address(block);
+        let message = &mut self.messages[index];
+        // SAFETY: the lent bytes are valid and unchanged until now; the block is nobody else's.
+        unsafe { slot.copy_from_nonoverlapping(message.payload, message.length) };
+        (message.payload, message.block, message.lent) = (slot, Some(block), false);
+        self.lent -= 1;
     }
 }
 
@@ -281,6 +337,30 @@ mod tests {
         outbound.settle(user.as_ptr(), 32);
         assert_ne!(outbound.message(0).payload, outbound.message(1).payload);
         assert_eq!(outbound.lent, 0);
+    }
+
+    #[test]
+    fn what_goes_behind_a_payload_lies_there_and_not_in_the_users_memory() {
+        let geometry = FifoShape { depth: 2, slot_bytes: 64 };
+        let with_more = FifoShape { depth: 3, ..geometry };
+        let blocks = SlotPool::new(with_more, 16).unwrap();
+        let mut outbound = Outbound::new(blocks, geometry, Protection::Clear);
+        let words = outbound.lend().expect("there is one more");
+        assert!(outbound.lend().is_none());
+        let user = [1u8; 64];
+        for _ in 0..2 {
+            // SAFETY: the buffer outlives the test's use of it.
+            assert!(unsafe { outbound.send_zero_copy(&Stamp::default(), user.as_ptr(), 64) });
+        }
+        for position in 0..2 {
+            assert_eq!(outbound.take(None), Some(position));
+            let (address, length) = outbound.append(position, &[2; 16]);
+            assert_ne!(address, words);
+            // SAFETY: the block holds both.
+            let bytes = unsafe { std::slice::from_raw_parts(address, length) };
+            assert_eq!(bytes, [[1; 64].as_slice(), &[2; 16]].concat());
+        }
+        assert_eq!((user, outbound.lent), ([1; 64], 0));
     }
 
     #[test]

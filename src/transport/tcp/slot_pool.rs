@@ -20,7 +20,11 @@ pub struct SlotPool {
     /// None where there was no memory.
     memory: Option<Segment>,
     stride: usize,
+    /// Blocks, free or not.
+    count: usize,
     free: Vec<usize>,
+    /// The memory stays mapped for good.
+    is_kept: bool,
 }
 
 impl SlotPool {
@@ -28,16 +32,37 @@ impl SlotPool {
     pub fn new(geometry: FifoShape, behind: usize) -> Result<SlotPool> {
         let stride = (geometry.slot_bytes + behind).next_multiple_of(ALIGNMENT);
         let memory = Some(Segment::anonymous(geometry.depth * stride)?);
-        Ok(SlotPool { memory, stride, free: (0..geometry.depth).rev().collect() })
+        let (count, free) = (geometry.depth, (0..geometry.depth).rev().collect());
+        Ok(SlotPool { memory, stride, count, free, is_kept: false })
     }
 
     /// No block, of a connection that never gets to use one.
     pub fn none() -> SlotPool {
-        SlotPool { memory: None, stride: 0, free: Vec::new() }
+        SlotPool { memory: None, stride: 0, count: 0, free: Vec::new(), is_kept: false }
     }
 
     pub fn are_there(&self) -> bool {
         self.memory.is_some()
+    }
+
+    /// Keep the memory for good.
+    pub fn keep(&mut self) {
+        self.is_kept = true;
+    }
+
+    /// Blocks, free or not.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Bytes from a block to the next.
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// Where all blocks are.
+    pub fn memory(&self) -> Option<(*mut u8, usize)> {
+        self.memory.as_ref().map(|memory| (memory.address(), memory.bytes()))
     }
 
     /// A block of the caller's until it is given back; nobody takes more than there are.
@@ -53,6 +78,14 @@ impl SlotPool {
         // A page's beginning is a line's.
         let memory = self.memory.as_ref().expect("who has a block has memory");
         memory.address().wrapping_add(block * self.stride)
+    }
+}
+
+impl Drop for SlotPool {
+    fn drop(&mut self) {
+        if self.is_kept {
+            std::mem::forget(self.memory.take());
+        }
     }
 }
 

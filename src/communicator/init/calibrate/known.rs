@@ -54,8 +54,8 @@ const MOST_TRIES: u32 = 3;
 /// What this process knows of its host.
 static HOST: ForkSafeMutex<BTreeMap<Circumstances, Measured>> = ForkSafeMutex::new(BTreeMap::new());
 
-/// Two hosts, by name.
-type Wire = [String; 2];
+/// Two hosts, by name, and what moves messages between them.
+type Wire = [String; 3];
 
 /// The constants of the wire between two hosts.
 static WIRES: ForkSafeMutex<BTreeMap<Wire, [f64; 3]>> = ForkSafeMutex::new(BTreeMap::new());
@@ -86,10 +86,11 @@ impl Place {
             Reach::Network => communicator.health.who(rank).host.into_string(),
             _ => host::name().to_string(),
         };
+        let net = || communicator.engine.take().links.net().to_string();
         Place {
             companion,
             circumstances: is_here.then_some([is_apart, is_crowded, is_long]),
-            wire: (topology.nhosts() > 1).then(|| [name(0), name(topology.ranks(1)[0])]),
+            wire: (topology.nhosts() > 1).then(|| [name(0), name(topology.ranks(1)[0]), net()]),
             cores,
         }
     }

@@ -5,10 +5,11 @@
 #![allow(unsafe_code)]
 
 mod crossing;
+mod engine;
 mod known;
 
 use crate::algorithm::select::Costs;
-use crate::communicator::call::rank_state::SETUP_OPERATIONS;
+use crate::communicator::call::rank_state::{CHOOSING_OPERATIONS, SETUP_OPERATIONS};
 use crate::communicator::health::wait_check::CancelCheck;
 use crate::communicator::{Call, Communicator};
 use crate::cycle_counter;
@@ -19,6 +20,7 @@ use crate::plan::Collective;
 use crate::transport::{DEPTH, cma};
 use crate::types::{DataType, ReduceOp};
 use crossing::{Crossing, Volley, crossing};
+use engine::choose_engine;
 use known::{Known, Place};
 use std::time::Instant;
 
@@ -99,6 +101,9 @@ pub fn calibrate(communicator: &Communicator, cores: usize, cancel: CancelCheck)
         communicator.health.pages.mine().end(SETUP_OPERATIONS - 1, cycle_counter::ticks());
         return Ok(());
     }
+    choose_engine(communicator, cancel)?;
+    // The same on all ranks, however many the choice took: no call has a number twice.
+    communicator.engine.take().sequence = CHOOSING_OPERATIONS;
     let place = Place::of(communicator, cores);
     let mut known = match communicator.rank {
         // The others wait for it: they fail with the same words.
@@ -128,6 +133,13 @@ pub fn calibrate(communicator: &Communicator, cores: usize, cancel: CancelCheck)
 /// Give the others what rank 0 knows.
 fn give(communicator: &Communicator, known: &mut Known, cancel: CancelCheck) -> Result<()> {
     let mut words = known.to_words();
+    give_words(communicator, &mut words, cancel)?;
+    *known = Known::from_words(&words);
+    Ok(())
+}
+
+/// Give the others rank 0's words.
+fn give_words(communicator: &Communicator, words: &mut [f64], cancel: CancelCheck) -> Result<()> {
     let give = Call {
         send: words.as_ptr().cast(),
         recv: words.as_mut_ptr().cast(),
@@ -136,8 +148,20 @@ fn give(communicator: &Communicator, known: &mut Known, cancel: CancelCheck) -> 
     };
     // SAFETY: both buffers are the words.
     unsafe { communicator.run_unless(&give, cancel)? };
-    *known = Known::from_words(&words);
     Ok(())
+}
+
+/// Take the least of all ranks' numbers.
+fn take_least(communicator: &Communicator, one: &mut [u8; 1], cancel: CancelCheck) -> Result<()> {
+    let least = Call {
+        send: one.as_ptr(),
+        recv: one.as_mut_ptr(),
+        count: 1,
+        op: ReduceOp::Min,
+        ..Call::new(Collective::AllReduce, DataType::Uint8)
+    };
+    // SAFETY: both buffers are the byte.
+    unsafe { communicator.run_unless(&least, cancel) }
 }
 
 /// Wait for all ranks, which is the last that they do before the user's calls; whether the kernel
