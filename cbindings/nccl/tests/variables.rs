@@ -59,6 +59,7 @@ fn settings() {
     let buffers = config.buff_size.map_or("none".to_string(), |bytes| bytes.to_string());
     println!("algorithm {:?} buffers {buffers} sockets {}", config.algorithm, config.nsocks);
     println!("interfaces {:?} host {:?}", config.interfaces, config.host_id);
+    println!("net {}", config.net.name());
 }
 
 /// A rank that waits at an address for one that never comes, and gives up.
@@ -229,6 +230,10 @@ fn variables_and_files_are_told_to_the_library() {
     assert!(named.contains("algorithm None") && named.contains("host Some(\"other\")"), "{named}");
     let own = printed("settings", &[("NCCL_ALGO", "Tree"), ("RINGCOMM_ALGO", "chain")]);
     assert!(own.contains("algorithm Some(\"chain\")"), "{own}");
+    for (theirs, ours) in [("Socket", "tcp"), ("IB", "auto"), ("AWS Libfabric", "plugin")] {
+        let said = printed("settings", &[("NCCL_NET", theirs)]);
+        assert!(said.contains(&format!("net {ours}")), "{said}");
+    }
     assert!(Path::new(home).exists());
 }
 

@@ -48,8 +48,9 @@ pub static VARIABLES: &[(&str, Use)] = &[
     ("UID_STAGGER_RATE", Accepted("ranks meet in a tree")),
     ("UID_STAGGER_THRESHOLD", Accepted("ranks meet in a tree")),
     ("CROSS_NIC", Accepted("one network interface, or SOCKET_IFNAME's")),
-    ("NET", Accepted("TCP between hosts")),
-    ("NETDEVS_POLICY", Accepted("TCP between hosts")),
+    ("NET", As("RINGCOMM_NET", net)),
+    ("NET_PLUGIN", Followed),
+    ("NETDEVS_POLICY", Accepted("a plugin's fastest devices are used")),
     ("NET_FORCE_FLUSH", Accepted(GPU)),
     ("NET_GDR_LEVEL", Accepted(GPU)),
     ("NET_GDR_READ", Accepted(GPU)),
@@ -58,7 +59,6 @@ pub static VARIABLES: &[(&str, Use)] = &[
     ("NET_SHARED_COMMS", Accepted(TUNING)),
     ("NET_MERGE_LEVEL", Accepted(IB)),
     ("NET_FORCE_MERGE", Accepted(IB)),
-    ("NET_PLUGIN", Accepted(PLUGIN)),
     ("TUNER_PLUGIN", Accepted(PLUGIN)),
     ("TUNER_CONFIG_FILE", Accepted(PLUGIN)),
     ("PROFILER_PLUGIN", Accepted(PLUGIN)),
@@ -211,6 +211,17 @@ fn sockets(value: &str) -> Option<String> {
     let all = integer(value)?.saturating_mul(threads.max(1));
     let most = ringcomm::config::MOST_NSOCKS as i64;
     (all > 0).then(|| all.min(most).to_string())
+}
+
+/// NCCL's own transports, which have no plugin, or a plugin's name, which is looked for where the
+/// plugin is started.
+fn net(value: &str) -> Option<String> {
+    let own = match value.to_ascii_lowercase().as_str() {
+        "socket" => "tcp",
+        "ib" => "auto",
+        _ => "plugin",
+    };
+    Some(own.into())
 }
 
 /// A number as `strtoll` reads it, in base 10, 16 or 8.
