@@ -53,6 +53,7 @@ pub fn config(options: &Options) -> Result<Config> {
     }
     config.algorithm = options.algorithm.clone().or(config.algorithm);
     config.tuning_file = options.tuning.clone().or(config.tuning_file);
+    config.net = options.net.clone().unwrap_or(config.net);
     config.deterministic |= options.deterministic;
     if options.tcp {
         // Hosts that are one machine meet there, whatever its other interfaces are.

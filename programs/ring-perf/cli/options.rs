@@ -10,6 +10,7 @@ use super::values::*;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches, Parser};
+use ringcomm::config::NetChoice;
 use ringcomm::suggest::nearest;
 use ringcomm::types::{DataType, ReduceOp};
 use std::time::Duration;
@@ -104,6 +105,9 @@ pub struct Options {
     /// every rank as a host of its own: loopback TCP
     #[arg(long)]
     pub tcp: bool,
+    /// between hosts: auto, tcp, ucx, plugin, plugin:NAME
+    #[arg(long, value_name = "NET", value_parser = NetChoice::from_name)]
+    pub net: Option<NetChoice>,
     /// GPUs, with -t ranks on each (0: host memory)
     #[arg(short = 'g', long = "ngpus", value_name = "N")]
     #[arg(default_value = "0", hide_default_value = true)]

@@ -40,6 +40,7 @@ const IDLE: &[Idle] = &[
             "rewrite",
             "pin",
             "probe",
+            "net",
         ],
         why: "with --simulate: nothing is run and nothing is timed",
     },

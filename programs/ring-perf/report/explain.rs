@@ -68,7 +68,10 @@ fn course(
     options: &Options,
 ) -> (Course, Option<Mapped>) {
     // What runs unless the buffers are registered, which those of a row are or are not.
-    let transport = explanation.transport.replace("shm/direct or ", "");
+    let mut transport = explanation.transport.replace("shm/direct or ", "");
+    if let Some(network) = &explanation.network {
+        transport += &format!(" ({network})");
+    }
     let course = Course {
         algorithm: explanation.algorithm.into(),
         order: explanation.order.into(),

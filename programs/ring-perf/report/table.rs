@@ -8,6 +8,7 @@ use crate::cli::operation::Operation;
 use crate::cli::options::Options;
 use crate::measure::expected_layout::{Cell, Placement, least_traffic};
 use crate::measure::time_budget::LEAST_ITERATIONS;
+use ringcomm::config::NetChoice;
 
 /// How much of the memory's bandwidth the row's least traffic is, in per cent: sums against the add
 /// figure, copies against the copy figure, of all cores. What fits the cache is not held against
@@ -38,7 +39,11 @@ pub fn network(options: &Options) -> Option<String> {
         several => format!("a host for every {several} ranks"),
     };
     let protection = config.protection.name();
-    Some(format!("tcp over loopback, {hosts}; protection {protection}, {sockets} to a peer"))
+    let net = match config.net {
+        NetChoice::Auto => "tcp".into(),
+        net => net.name(),
+    };
+    Some(format!("{net} over loopback, {hosts}; protection {protection}, {sockets} to a peer"))
 }
 
 /// The lines above all tables.

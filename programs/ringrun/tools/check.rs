@@ -103,7 +103,7 @@ fn measure(comm: &Communicator) -> Result<(), String> {
         }
     }
     if comm.rank() == 0 {
-        say(&report(&names, &all));
+        say(&report(&names, comm.network(), &all));
     }
     comm.finalize().map_err(|error| error.to_string())
 }
@@ -197,11 +197,14 @@ fn bandwidth(
 }
 
 /// What all ranks found.
-fn report(names: &[String], all: &[PairResult]) -> String {
+fn report(names: &[String], network: Option<String>, all: &[PairResult]) -> String {
     let nranks = names.len();
     let mut text = format!("{nranks} ranks, every pair talks\n");
     for (rank, name) in names.iter().enumerate() {
         let _ = writeln!(text, "  rank {rank}: {name}");
+    }
+    if let Some(network) = network {
+        let _ = writeln!(text, "  between hosts: {network}");
     }
     let all: Vec<Option<PairResult>> = all.iter().copied().map(Some).collect();
     text + &matrices("rank", nranks, &all)
