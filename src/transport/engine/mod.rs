@@ -31,6 +31,7 @@ pub mod ucx;
 use crate::config::Protection;
 use crate::crypto::{Aead, TAG_BYTES};
 use crate::error::{Error, Result};
+use crate::fork;
 use crate::os::poll::{EventFd, entry, poll_for};
 use crate::os::thread_signals::spawn_deaf;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
@@ -208,12 +209,15 @@ pub struct SharedEngine {
     is_used: AtomicBool,
     /// Wakes that thread to its end.
     end: Arc<EventFd>,
+    /// The process it was made in: a forked child has no such thread, and its parent's goes on.
+    born: u32,
 }
 
 impl SharedEngine {
     pub fn new(engine: Box<dyn NetEngine>) -> Result<SharedEngine> {
         let (is_used, end) = (AtomicBool::new(false), Arc::new(EventFd::new()?));
-        Ok(SharedEngine { engine: Mutex::new(engine), is_used, end })
+        let (engine, born) = (Mutex::new(engine), fork::generation());
+        Ok(SharedEngine { engine, is_used, end, born })
     }
 
     /// The engine, for a call, unless another thread has it just now.
@@ -263,7 +267,9 @@ impl SharedEngine {
 
 impl Drop for SharedEngine {
     fn drop(&mut self) {
-        self.end.raise();
+        if self.born == fork::generation() {
+            self.end.raise();
+        }
     }
 }
 
