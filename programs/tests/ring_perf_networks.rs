@@ -31,6 +31,8 @@ fn explanations_name_the_engine_its_devices_and_its_speed() {
     let name = "plugin fixture v12 (libnccl-net-fixture.so)";
     assert!(said.contains(&format!("over net/plugin ({name} (")), "{said}");
     assert!(said.contains("200 Gbit/s)"), "two of 100 Gbit/s: {said}");
+    let (messages, _) = run(RING_PERF, &line.replace("all_reduce", "send_recv"), &[]);
+    assert!(messages.contains(&format!("direct over net/plugin ({name} (")), "{messages}");
     assert!(said.contains(&format!("# transport: plugin:{plugin} over loopback")), "{said}");
 }
 

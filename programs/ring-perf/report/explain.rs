@@ -57,7 +57,13 @@ fn of_messages(nranks: usize, endpoint: &dyn Endpoint) -> Option<String> {
     };
     let call = Call::new(Collective::AllToAll, DataType::Uint8);
     let call = Call { vector: Some(&vector), ..call };
-    Some(endpoint.explain(&call).ok()?.transport.into())
+    Some(transport(&endpoint.explain(&call).ok()?))
+}
+
+/// How data moves, and over which network engine.
+fn transport(explanation: &Explanation) -> String {
+    let network = explanation.network.as_ref().map(|network| format!(" ({network})"));
+    format!("{}{}", explanation.transport, network.unwrap_or_default())
 }
 
 /// How a call of so many bytes runs, and what would have run in registered buffers if it did not.
@@ -68,10 +74,7 @@ fn course(
     options: &Options,
 ) -> (Course, Option<Mapped>) {
     // What runs unless the buffers are registered, which those of a row are or are not.
-    let mut transport = explanation.transport.replace("shm/direct or ", "");
-    if let Some(network) = &explanation.network {
-        transport += &format!(" ({network})");
-    }
+    let transport = transport(explanation).replace("shm/direct or ", "");
     let course = Course {
         algorithm: explanation.algorithm.into(),
         order: explanation.order.into(),

@@ -305,6 +305,12 @@ fn start(
     calibrate::calibrate(&communicator, cores, cancel)
         .and_then(|()| communicator.survey(cancel))
         .map_err(|error| BootstrapError { cause: cause(&error), error })?;
+    if communicator.config.debug > 0
+        && communicator.rank == 0
+        && let Some(network) = communicator.network()
+    {
+        communicator.log(&format!("messages between hosts go over {network}"));
+    }
     // Say why calls on devices take a longer way, where they do.
     if communicator.config.debug > 0
         && let Some((gpu, warning)) =
