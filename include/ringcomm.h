@@ -1412,7 +1412,7 @@ ringResult_t ringCommTrace(ringComm_t comm, char *buffer, size_t size, size_t *n
         sizeof(ringConfig_t), RING_MAGIC, RING_VERSION_CODE, RING_CONFIG_UNDEF_INT,                \
             RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT,                   \
             RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, NULL, NULL, NULL, NULL,                  \
-            RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT                    \
+            RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, NULL              \
     }
 
 /** A ringExplain_t for ringCommExplain to fill. */

@@ -214,7 +214,7 @@ def abi():
            "NCCL_HEADERS": str(TARGET / "nccl-headers"), **libclang()}
     lacking = []
     try:
-        env["UCX_HEADERS"] = ucx()["UCX_HEADERS"]
+        env["HEADERS_OF_UCX"] = ucx()["HEADERS_OF_UCX"]
     except Missing as reason:
         lacking.append(Lacking("ucx-header", reason))
     return [

@@ -95,7 +95,7 @@ def ucx():
     place = venv("--no-deps", "libucx-cu12==1.22.0", name="venv-ucx")
     packages = next(place.glob("lib/python3*/site-packages"))
     folders = [packages / "libucx/lib", packages / "libucx_cu12.libs"]
-    return {"LD_LIBRARY_PATH": ":".join(map(str, folders)), "UCX_HEADERS": str(packages / "libucx/include")}
+    return {"LD_LIBRARY_PATH": ":".join(map(str, folders)), "HEADERS_OF_UCX": str(packages / "libucx/include")}
 
 
 def nccl_venv():

@@ -5,7 +5,7 @@
         sizeof(ringConfig_t), RING_MAGIC, RING_VERSION_CODE, RING_CONFIG_UNDEF_INT,                \
             RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT,                   \
             RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, NULL, NULL, NULL, NULL,                  \
-            RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT                    \
+            RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, RING_CONFIG_UNDEF_INT, NULL              \
     }
 
 /** A ringExplain_t for ringCommExplain to fill. */

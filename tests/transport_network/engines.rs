@@ -122,6 +122,9 @@ pub fn moves_to_and_fro(make: MakeEngine) {
         ranks[0].use_engine(false);
         some(&mut ranks);
         assert_eq!(sent(&ranks), Some(40), "over sockets again");
+        // Once more, and closed as soon as all has come: the engine may not have said so yet.
+        ranks[0].use_engine(true);
+        some(&mut ranks);
         ranks[0].close_engine();
         some(&mut ranks);
         ranks[1].close_engine();

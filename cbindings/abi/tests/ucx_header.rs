@@ -1,6 +1,6 @@
 //! What the library takes UCX's interface to be is what UCX's header says, as bindgen reads it.
 //!
-//! `UCX_HEADERS` is the folder with `ucp/api/ucp.h`; `scripts/test` sets it.
+//! `HEADERS_OF_UCX` is the folder with `ucp/api/ucp.h`; `scripts/test` sets it.
 
 #[path = "../../../src/transport/engine/ucx/declarations.rs"]
 #[allow(dead_code, unsafe_code)]
@@ -14,7 +14,7 @@ use syn::visit::Visit;
 
 /// What bindgen makes of UCX's header, as Rust source; `None` where there is no header.
 fn header() -> Option<syn::File> {
-    let folder = std::env::var("UCX_HEADERS").ok()?;
+    let folder = std::env::var("HEADERS_OF_UCX").ok()?;
     let text = bindgen::Builder::default()
         .header(format!("{folder}/ucp/api/ucp.h"))
         .clang_arg(format!("-I{folder}"))
@@ -34,7 +34,7 @@ fn header() -> Option<syn::File> {
 fn header_or_skip(test: &str) -> Option<syn::File> {
     let header = header();
     if header.is_none() {
-        eprintln!("skipped: {test}: UCX_HEADERS names no folder");
+        eprintln!("skipped: {test}: HEADERS_OF_UCX names no folder");
     }
     header
 }

@@ -120,12 +120,14 @@ impl TcpConnection {
     /// Have no lane any more: all that either end sent over it has come.
     pub fn close_lane(&mut self) {
         self.use_lane(false);
-        if let Some(mut lane) = self.lane.take()
-            && !lane.close()
-        {
+        let Some(mut lane) = self.lane.take() else { return };
+        if !lane.close() {
             self.outbound.keep_slots();
             self.inbound.keep_slots();
         }
+        // The lane says no more of what it has sent.
+        let at_sockets = self.data_sockets.iter().filter_map(DataSocket::position);
+        self.outbound.all_done_but(&at_sockets.collect::<Vec<u64>>());
     }
 
     pub fn is_bare(&self) -> bool {

@@ -140,6 +140,11 @@ impl DataSocket {
         self.writing.is_some()
     }
 
+    /// The position of the message that is being written.
+    pub fn position(&self) -> Option<u64> {
+        self.writing.map(|(position, _)| position)
+    }
+
     /// Say that nothing more is written, so that the other end acknowledges at once what came.
     pub fn shutdown_write(&self) {
         // One that has ended already is no harm.

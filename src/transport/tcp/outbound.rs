@@ -241,6 +241,15 @@ impl Outbound {
         }
     }
 
+    /// Whoever took messages is through with all but these.
+    pub fn all_done_but(&mut self, others: &[u64]) {
+        for position in self.written..self.taken {
+            if !others.contains(&position) && !self.message(position).written {
+                self.done(position);
+            }
+        }
+    }
+
     /// Move unwritten messages that lie in these bytes of the user's memory to their slots: the
     /// memory is about to be overwritten.
     pub fn settle(&mut self, address: *const u8, bytes: usize) {
@@ -293,6 +302,20 @@ mod tests {
         assert!(!outbound.has_room(), "the first one is still under way");
         outbound.done(0);
         assert!(outbound.is_written() && outbound.has_room());
+    }
+
+    #[test]
+    fn what_an_engine_took_is_done_when_it_goes() {
+        let mut outbound = outbound(Protection::Clear);
+        for position in 0..2 {
+            outbound.try_reserve(8).unwrap();
+            outbound.post(&Stamp::default(), 8);
+            assert_eq!(outbound.take(None), Some(position));
+        }
+        outbound.all_done_but(&[1]);
+        assert!(outbound.has_room() && !outbound.is_written(), "a socket has the second");
+        outbound.done(1);
+        assert!(outbound.is_written());
     }
 
     /// So that what is sent is in the cache, where the kernel keeps up.
