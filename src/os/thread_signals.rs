@@ -69,6 +69,25 @@ pub fn without_size_signal<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
+/// Do `work`, which may set handlers for signals (UCX's libraries did before 1.20 as they were
+/// loaded), and leave the program its own.
+pub fn with_own_signals<T>(work: impl FnOnce() -> T) -> T {
+    let handled = [libc::SIGILL, libc::SIGABRT, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV];
+    let own = handled.map(|signal| {
+        // SAFETY: all zeros are an action, which the call then fills in.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: the action is one to be written.
+        unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };
+        (signal, action)
+    });
+    let done = work();
+    for (signal, action) in own {
+        // SAFETY: the action is what was in force before.
+        unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
+    }
+    done
+}
+
 /// While it lives, a write to a pipe or socket that nobody reads raises no signal in the calling
 /// thread: for code of others that does not ask the kernel for that.
 pub struct NoPipeSignal {
@@ -196,6 +215,16 @@ mod tests {
             libc::sigpending(pending.as_mut_ptr());
             libc::sigismember(pending.as_ptr(), libc::SIGPIPE) == 1
         }
+    }
+
+    #[test]
+    fn handlers_that_a_library_sets_are_taken_back() {
+        // SAFETY: to ignore a signal that nobody raises changes nothing else.
+        let ignored = || unsafe { libc::signal(libc::SIGFPE, libc::SIG_IGN) };
+        let before = with_own_signals(ignored);
+        assert_eq!(ignored(), before);
+        // SAFETY: it is what was in force.
+        unsafe { libc::signal(libc::SIGFPE, before) };
     }
 
     #[test]

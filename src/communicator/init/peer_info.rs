@@ -168,18 +168,10 @@ fn algorithm(word: u64) -> String {
     }
 }
 
-/// How many bits of such a word say the kind of network; the others tell plugins apart.
-const NET_KIND_BITS: u32 = 8;
-
+/// The same for the same choice.
 fn net_word(net: &NetChoice) -> u64 {
-    let kind = match net {
-        NetChoice::Auto => 0,
-        NetChoice::Tcp => 1,
-        NetChoice::Ucx => 2,
-        NetChoice::Plugin(_) => 3,
-    };
     let digest = sha256(&[net.name().as_bytes()]);
-    u64::from_le_bytes(*digest.first_chunk().expect("a digest is longer")) << NET_KIND_BITS | kind
+    u64::from_le_bytes(*digest.first_chunk().expect("a digest is longer"))
 }
 
 /// What [`net_word`] was given, but for a plugin's name.

@@ -283,8 +283,8 @@ fn look_after(engine: &Weak<SharedEngine>, end: &EventFd, wake: impl Fn()) {
             wake();
         }
         pause = if was_used || has_news { SHORT_PAUSE } else { LONG_PAUSE.min(2 * pause) };
-        let mut polled = vec![entry(end.raw(), libc::POLLIN)];
-        polled.extend(event.map(|event| entry(event, libc::POLLIN)));
+        // The kernel passes over a descriptor of -1.
+        let mut polled = [end.raw(), event.unwrap_or(-1)].map(|fd| entry(fd, libc::POLLIN));
         // An error ends the sleep early.
         let _ = poll_for(&mut polled, event.map_or(pause, |_| Duration::MAX));
     }

@@ -10,8 +10,7 @@ use super::calls::NetCalls;
 use crate::error::{Error, Result};
 use crate::fork::{ForkSafeMutex, generation};
 use crate::os::environment;
-use crate::os::thread_signals::NoPipeSignal;
-use crate::transport::engine::ucx::library::with_own_signals;
+use crate::os::thread_signals::{NoPipeSignal, with_own_signals};
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::Path;
 

@@ -4,6 +4,7 @@
 use super::declarations::{entry_points, *};
 use crate::error::{Error, Result};
 use crate::fork::Once;
+use crate::os::thread_signals::with_own_signals;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 /// Where the library is looked for.
@@ -92,25 +93,6 @@ fn check_version((major, minor, release): (c_uint, c_uint, c_uint)) -> Result<()
 
 fn unusable(why: String) -> Error {
     Error::usage(format!("{} cannot be used: {why}", LIBRARY.to_string_lossy()))
-}
-
-/// Do `work`, which may set handlers for signals (UCX's libraries did before 1.20 as they were
-/// loaded), and leave the program its own.
-pub fn with_own_signals<T>(work: impl FnOnce() -> T) -> T {
-    let handled = [libc::SIGILL, libc::SIGABRT, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV];
-    let own = handled.map(|signal| {
-        // SAFETY: all zeros are an action, which the call then fills in.
-        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: the action is one to be written.
-        unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };
-        (signal, action)
-    });
-    let done = work();
-    for (signal, action) in own {
-        // SAFETY: the action is what was in force before.
-        unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
-    }
-    done
 }
 
 /// The library, or why there is none, once it was asked for.
